@@ -71,7 +71,7 @@ gpus: $(COURSE) ## run every measuring lab on all GPUs of this host, and write g
 matrix: $(COURSE) ## test the library on every torch from 2.9 on; downloads gigabytes (ARGS="2.9.1", KEEP=1 keeps them)
 	KEEP=$(KEEP) $(RUN) .ci/matrix.py $(ARGS)
 
-tapes: $(TESTS) ## record again what the stages of the planner's models make and free: ten minutes
+tapes: $(TESTS) ## record again what the stages of the planner's models make and free: a few minutes on all cores
 	OMP_NUM_THREADS=1 $(RUN) -m tests.tape.stages
 
 notebooks: $(TESTS) ## run the notebooks' sources again and store what they show (ARGS="02 05" for some of them)

@@ -22,7 +22,7 @@ from rich.table import Table
 from actmem.config import ModelShape, Parallel, check_layer
 from actmem.formulas.communication import PredictedCollective, counts, layer_collectives, wire_bytes
 from actmem.ledger.comms import Collective, count_collectives
-from actmem.ledger.layer_rows import layer_input
+from actmem.ledger.measure_layer import layer_input
 from actmem.ledger.storages import replaced
 from actmem.parallel import linear
 from actmem.parallel.collectives import all_gather, all_reduce, reduce_scatter

@@ -25,7 +25,7 @@ from gpu_steps.allocator import measure_reserved
 from gpu_steps.kernels import CALLS, measure_kernels
 from gpu_steps.layer_bytes import measure_layer_bytes
 from gpu_steps.session import NO_TIME, Session
-from gpu_steps.strangers import QUICK, STEPS, Predictions, measure_stranger
+from gpu_steps.strangers import QUICK, STEPS, Predictions, measure_real_step
 from gpu_steps.times import matmul_rate, measure_modes, measure_table4
 from gpu_steps.wall import LADDER, climb
 from measure_peers import measure_peers
@@ -57,18 +57,14 @@ def main() -> int:
     memory = torch.cuda.get_device_properties(0).total_memory if device == "cuda" else 16 * 2**30
     predictions = Predictions(device, memory / 2**30)
     steps = (("llama_1b", QUICK),) if args.quick else STEPS
+    with emulated_rank(RANKS, device=device, real_tensors=True):
+        measure_paper(session, args, memory)
     try:
-        with emulated_rank(RANKS, device=device, real_tensors=True):
-            measure_all(session, args, memory)
-            # From here on nothing is timed, so other processes may use the CPU.
-            for name, sizes in dict(steps).items():
-                predictions.start_plan(name, sizes)
-            for name, sizes in steps:
-                predictions.start_record(name, sizes)
-            measure_kept(session, args)
         measure_others(session, args, predictions, steps)
     finally:
         predictions.stop()
+    with emulated_rank(RANKS, device=device, real_tensors=True):
+        measure_dtensor(session, args)
     return report(session.results)
 
 
@@ -97,8 +93,8 @@ def file_name(device: str) -> str:
     return stem if number == 1 else f"{stem}-{number}"
 
 
-def measure_all(session: Session, args: Namespace, memory: int) -> None:
-    """What is measured or timed as one emulated rank, the most important first."""
+def measure_paper(session: Session, args: Namespace, memory: int) -> None:
+    """The paper's layers and its 22B model as one emulated rank, the most important first."""
     device, dtype, quick = args.device, torch.bfloat16, args.quick
     ranks, rounds = Ranks(0, RANKS, device, emulated=True), 2 if quick else 12
     shapes = {name: TINY if quick else PAPER_MODELS[name].shape for name in ("22B", "175B")}
@@ -123,28 +119,34 @@ def measure_all(session: Session, args: Namespace, memory: int) -> None:
         session.step("table4", name, partial(measure_table4, shape, ranks, dtype, rounds))
         session.step("modes", name, partial(measure_modes, shape, ranks, dtype, rounds))
 
-    one = shapes["22B"]
-    session.step("peers", "22B", lambda: {"rows": measure_peers(one, ranks, dtype, rounds=rounds)})
 
-
-def measure_kept(session: Session, args: Namespace) -> None:
-    """What attention kernels keep: bytes only."""
+def measure_others(session: Session, args: Namespace, predictions: Predictions, steps: tuple) -> None:
+    """Strangers' models, attention kernels and the allocator: bytes only, so other processes may use the CPU."""
+    for name, sizes in dict(steps).items():
+        predictions.start_plan(name, sizes)
+    for name, sizes in steps:
+        predictions.start_record(name, sizes)
+    for name, sizes in steps:
+        session.step("strangers", f"{name} {sizes}", partial(measure_real_step, name, sizes, args.device))
     for call in CALLS[:2] if args.quick else CALLS:
         session.step("kernels", call.name, partial(measure_kernels, call, args.device, torch.bfloat16))
 
-
-def measure_others(session: Session, args: Namespace, predictions: Predictions, steps: tuple) -> None:
-    """What needs no ranks: strangers' models, and the allocator, which wants segments that don't grow."""
-    for name, sizes in steps:
-        wait = max(10.0, args.seconds - session.elapsed)
-        measure = partial(measure_stranger, name, sizes, args.device, predictions, wait)
-        session.step("strangers", f"{name} {sizes}", measure)
-    if args.device == "cuda":
-        torch.cuda.memory._set_allocator_settings("expandable_segments:False")
     with emulated_rank(RANKS, device=args.device, real_tensors=True):
         shape = TINY if args.quick else PAPER_MODELS["22B"].shape
         measure = partial(measure_reserved, shape, (1, 2, 3, 4, 6, 8), args.device, torch.bfloat16)
         session.step("allocator", "growing batches", measure)
+
+    for row in session.results["strangers"]:
+        for kind in predictions.about(row["name"]):
+            wait = max(1.0, args.seconds - session.elapsed)
+            session.attempt(f"strangers: {kind} of {row['name']}", partial(predictions.add_to, row, kind, wait))
+
+
+def measure_dtensor(session: Session, args: Namespace) -> None:
+    """Torch's own parallel layer beside ours: timed, so when no prediction runs any more."""
+    shape, rounds = (TINY, 2) if args.quick else (PAPER_MODELS["22B"].shape, 12)
+    ranks = Ranks(0, RANKS, args.device, emulated=True)
+    session.step("peers", "22B", lambda: {"rows": measure_peers(shape, ranks, torch.bfloat16, rounds=rounds)})
 
 
 def report(results: dict) -> int:
@@ -155,8 +157,8 @@ def report(results: dict) -> int:
         counted = [row["ledger_bytes"]] + [row["requested_bytes"]] * (row["requested_bytes"] is not None)
         apart = max((abs(count - row["predicted_bytes"]) for count in counted), default=0)
         wrong += apart != 0
-        requested = row["requested_bytes"] or 0
-        print(f"{row['name']:<32}{row['predicted_bytes']:>14,}{row['ledger_bytes']:>17,}{requested:>17,}{apart:>8,}")
+        requested = "–" if row["requested_bytes"] is None else f"{row['requested_bytes']:,}"
+        print(f"{row['name']:<32}{row['predicted_bytes']:>14,}{row['ledger_bytes']:>17,}{requested:>17}{apart:>8,}")
     print("\nThe wall                              predicted, GiB   measured, GiB   apart")
     for row in results.get("wall", []):
         measured, predicted = row["peak_bytes"], row["predicted_bytes"]
@@ -164,10 +166,23 @@ def report(results: dict) -> int:
         if measured:
             outcome = f"{measured / 2**30:>16.2f}{measured / predicted - 1:>8.2%}"
         print(f"{row['name']:<40}{predicted / 2**30:>12.2f}  {outcome}")
+    print("\nA step of others' models, GiB       record --fake    plan   measured   apart")
+    for row in results.get("strangers", []):
+        recorded = row.get("record_fake", {}).get("peak_bytes")
+        planned = row.get("plan", {}).get("asked", {}).get("bytes")
+        print(f"{row['name']:<36}{gib(recorded):>13}{gib(planned):>8}", end="")
+        # cuBLAS's workspaces are in no prediction.
+        measured = row["peak_bytes"] - row["cublas_bytes"] if "peak_bytes" in row else None
+        apart = f"{measured / recorded - 1:.3%}" if measured and recorded else "–"
+        print(f"{gib(measured):>11}{apart:>8}")
     for skip in results["skipped"]:
         print(f"skipped: {skip['step']}: {skip['reason']}")
     failed = any(skip["reason"] != NO_TIME for skip in results["skipped"])
     return 1 if wrong or failed else 0
+
+
+def gib(size: int | None) -> str:
+    return "–" if size is None else f"{size / 2**30:.2f}"
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from torch.utils.checkpoint import checkpoint
 from actmem.config import ModelShape
 from actmem.layers.attention import causal_mask
 from actmem.layers.transformer import TransformerLayer
-from actmem.ledger.layer_rows import layer_input
+from actmem.ledger.measure_layer import layer_input
 from actmem.parallel.collectives import reduce_scatter
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem_course.arguments import add_rank_arguments

@@ -20,7 +20,7 @@ from actmem.config import PAPER_MODELS, ConfigError, ModelShape, Parallel, check
 from actmem.formulas.first_stage import bytes_by_rank, in_flight, stage_rows
 from actmem.formulas.schedule import Schedule, interleaved, one_forward_one_backward, torch_microbatches_per_round
 from actmem.formulas.states import parameter_counts
-from actmem.ledger.layer_rows import rows_by_term
+from actmem.ledger.measure_layer import rows_by_term
 from actmem.ledger.recorder import Ledger, record
 from actmem.pipeline import Pipeline, Stage, Watcher, check_pipeline, make_mesh
 from actmem.rows import Row, extra_rows, merge, paper_rows, total

@@ -17,7 +17,7 @@ from actmem.rows import Row
 from actmem_course.arguments import add_rank_arguments
 from actmem_course.files import check_files
 from actmem_course.lab_tools import options
-from actmem_course.lab_tools.layer_bytes import layer_row, print_layers, ranks_in_words
+from actmem_course.lab_tools.layer_bytes import layer_result, print_layers, ranks_in_words
 from actmem_course.lab_tools.machine import first_that_fits
 from actmem_course.lab_tools.output import gather_rows, screen_of, status, write_rows
 from actmem_course.process import lab
@@ -87,7 +87,7 @@ def predict(
 def measure(shape: ModelShape, configuration: Configuration, here: Ranks, dtype: torch.dtype) -> dict[str, Any]:
     """One configuration on this rank, predicted and measured.  Every rank must call it."""
     # What measures is loaded only now: options are refused before.
-    from actmem.ledger.layer_rows import measure_layer
+    from actmem.ledger.measure_layer import measure_layer
     from actmem.parallel.groups import TensorParallel, tensor_parallel
 
     tp = TensorParallel()
@@ -96,7 +96,7 @@ def measure(shape: ModelShape, configuration: Configuration, here: Ranks, dtype:
     measured = measure_layer(shape, tp, configuration.recompute, device=here.device, dtype=dtype)
     predicted, extra = predict(shape, configuration, here, dtype)
     formula = configuration.formula(dtype.itemsize)
-    return layer_row(configuration.name, formula, tp.size, here.rank, predicted, extra, measured)
+    return layer_result(configuration.name, formula, tp.size, here.rank, predicted, extra, measured)
 
 
 if __name__ == "__main__":

@@ -16,13 +16,13 @@ import torch
 
 from actmem.config import PAPER_MODELS, ConfigError, ModelShape, Parallel, check_layer, check_size, model_shape
 from actmem.formulas.activations import Configuration, eq1, layer_extra_rows, layer_rows
-from actmem.ledger.layer_rows import measure_layer
+from actmem.ledger.measure_layer import measure_layer
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.rows import Row, total
 from actmem_course.arguments import add_rank_arguments
 from actmem_course.files import check_files
 from actmem_course.lab_tools.gpu_kernel import attention_rows, kernel_here
-from actmem_course.lab_tools.layer_bytes import layer_row, print_layers, ranks_in_words
+from actmem_course.lab_tools.layer_bytes import layer_result, print_layers, ranks_in_words
 from actmem_course.lab_tools.machine import first_that_fits
 from actmem_course.lab_tools.options import add_dtype_argument, lab_parser
 from actmem_course.lab_tools.output import gather_rows, screen_of, status, write_rows
@@ -230,7 +230,7 @@ def measure(case: Case, here: Ranks, kernel: str) -> list[dict[str, Any]]:
         predicted, extra = case.predict(one, here.size, here.device, tp.rank, kernel)
         sbh = case.shape.seq_length * case.shape.micro_batch_size * case.shape.hidden_size
         formula = f"{total(predicted) / sbh:.4g}"
-        rows.append(layer_row(one.name, formula, tp.size, here.rank, predicted, extra, measured))
+        rows.append(layer_result(one.name, formula, tp.size, here.rank, predicted, extra, measured))
     return rows
 
 

@@ -1,21 +1,14 @@
-"""torchrun --nproc-per-node 2 labs/train.py --save run --resume
+"""torchrun --nproc-per-node 2 labs/train.py --mode tensor+sequence
 
-Lab 6's training, of a GPT or of a Llama, as a job that may be killed.  It saves itself every few steps, and the same
-command started again goes on from there.  With as many ranks the losses are, bit for bit, those of a training that
-nobody interrupted.  Other numbers of ranks and other modes may go on too, and differ by rounding.
+Lab 6's training, of a GPT or of a Llama, in any row of table 2.  The same ranks give the same losses, bit for bit.
+Other numbers of ranks and other modes give losses that differ by rounding.
 Exit code 0 at the end of all steps, 2 on wrong use.
 """
 
-import argparse
 import math
-import os
 import sys
-import zlib
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -32,9 +25,8 @@ from actmem_course.arguments import add_rank_arguments
 from actmem_course.files import check_files
 from actmem_course.lab_tools.options import lab_parser
 from actmem_course.lab_tools.output import screen_of, write_rows
-from actmem_course.lab_tools.training_saves import check_save, load_training, lock_folder, newest_save, save_training
 from actmem_course.process import lab
-from actmem_course.ranks import Ranks, check_ranks, ranks
+from actmem_course.ranks import check_ranks, ranks
 from actmem_course.standard_library import standard_library
 from actmem_more.llama import LlamaStage
 from actmem_more.llama_shape import LlamaShape, check_llama_ranks
@@ -61,9 +53,6 @@ def main() -> int:
     option("--model", choices=tuple(SHAPES), default="gpt", help="default: gpt")
     option("--dropout", type=float, metavar="P", help="of the GPT (default: 0.1)")
     option("--dtype", choices=("float32", "float64", "bfloat16"), default="float32")
-    option("--save", type=folder_name, metavar="FOLDER", help="where to save; all hosts must see it")
-    option("--save-every", type=int, metavar="N", help="steps between two saves (default: 10)")
-    option("--resume", action="store_true", help="go on from the newest save there, if there is one")
     add_rank_arguments(parser, emulate=False)
     args = parser.parse_args()
     with parser.refusing():
@@ -72,35 +61,23 @@ def main() -> int:
         dropout = (0.1 if args.model == "gpt" else 0.0) if args.dropout is None else args.dropout
         job = TrainingJob(SHAPES[args.model], MODES[args.mode], args.steps, dropout, args.dtype)
         job.check(size)
-        check_size("save_every", 10 if args.save_every is None else args.save_every)
-        for name in ("resume", "save_every"):
-            if getattr(args, name) and not args.save:
-                raise ConfigError(name, "needs --save FOLDER")
         text = standard_library(TEXT_BYTES)
-        held = check_folder(job, text, args.save, args.resume) if args.save else nullcontext()
 
-    with held, ranks(args) as here:
+    with ranks(args) as here:
         screen = screen_of(here.rank)
 
         def say(step: int, loss: float) -> None:
             screen.print(f"step {step}: loss {loss:.6f}")
 
         torch.manual_seed(1234)
-        losses = train(job, here, text.to(args.device), args.save, args.save_every or 10, say)
+        losses = train(job, here.device, text.to(here.device), say)
         write_rows(args.json, here.rank, losses)
     return 0
 
 
-def folder_name(name: str) -> Path:
-    """The folder of --save: ``""`` would be the one in which the lab was started."""
-    if not name:
-        raise argparse.ArgumentTypeError("must name a folder")
-    return Path(name)
-
-
 @dataclass(frozen=True)
 class TrainingJob:
-    """A training of a GPT, or of a Llama.  mode: how the ranks share the model; another one may go on."""
+    """A training of a GPT, or of a Llama.  mode: how the ranks share the model."""
 
     shape: ModelShape | LlamaShape
     mode: Configuration
@@ -124,12 +101,6 @@ class TrainingJob:
                 raise ConfigError("dropout", f"a Llama has none, got {self.dropout}")
         check_vocab_size(shape.vocab_size, t)
 
-    def settings(self, text: Tensor) -> dict:
-        """What decides on the losses."""
-        checksum = zlib.crc32(bytes(text.tolist()))
-        own = {"dropout": self.dropout, "dtype": self.dtype, "text": checksum}
-        return {"model": type(self.shape).__name__, **asdict(self.shape), **own}
-
     def model(self, **place) -> GPT | LlamaStage:
         """The whole model, shared among the ranks as the mode says.  place: dtype and device."""
         mode, tp = self.mode, TensorParallel()
@@ -140,59 +111,26 @@ class TrainingJob:
         return LlamaStage(self.shape, tp, recompute=mode.recompute, **place)
 
 
-def check_folder(job: TrainingJob, text: Tensor, folder: Path, resume: bool) -> AbstractContextManager[Any]:
-    """Lock ``folder`` on rank 0, for as long as the result is open.
-
-    Raises: ConfigError if the job can't save there, can't go on from what is saved there, or another one is at work
-    there.
-    """
-    try:
-        held = lock_folder(folder) if int(os.environ.get("RANK", "0")) == 0 else nullcontext()
-        there = newest_save(folder)
-    except OSError as error:
-        raise ConfigError("save", f"cannot write and lock {folder}: {error.strerror}") from None
-    if there and not resume:
-        raise ConfigError("save", f"{folder} holds a training of {there} steps: add --resume, or name another folder")
-    if there:
-        saved, own = check_save(folder, there), job.settings(text)
-        different = [
-            f"another {name}: {saved.get(name)}, not {own[name]}" for name in own if saved.get(name) != own[name]
-        ]
-        if different:
-            raise ConfigError("resume", f"the training in {folder} has {'; '.join(different)}")
-        if there > job.num_steps:
-            raise ConfigError("steps", f"{folder} holds {there} already")
-    return held
-
-
 def train(
     job: TrainingJob,
-    here: Ranks,
+    device: str,
     text: Tensor,
-    folder: Path | None = None,
-    save_every: int = 10,
     on_step: Callable[[int, float], None] = lambda step, loss: None,
 ) -> list[float]:
-    """The losses of all steps, those before the newest save in ``folder`` as they were saved.
+    """The losses of all steps.
 
-    Every rank must call this.  Batches and dropouts follow from the number of the step, so no save has them.
-    on_step: called after each step that this call runs, with its number from 1 on.
+    Every rank must call this.  Batches and dropouts follow from the number of the step.
+    on_step: called after each step, with its number from 1 on and its loss.
     """
-    model = job.model(dtype=getattr(torch, job.dtype), device=here.device)
+    model = job.model(dtype=getattr(torch, job.dtype), device=device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
-    losses: list[float] = []
-    if folder:
-        saved = here.gather(newest_save(folder))[0]  # as rank 0 sees it
-        if saved:
-            losses = load_training(folder, saved, model, optimizer)
     batch_size = NUM_MICROBATCHES * job.shape.micro_batch_size
-    while len(losses) < job.num_steps:
-        tokens, targets = batch(text, len(losses), job.shape.seq_length, batch_size)
-        seed_dropouts(model, len(losses))
+    losses: list[float] = []
+    for step in range(job.num_steps):
+        tokens, targets = batch(text, step, job.shape.seq_length, batch_size)
+        seed_dropouts(model, step)
         losses.append(training_step(model, optimizer, tokens, targets))
-        on_step(len(losses), losses[-1])
-        if folder and (len(losses) % save_every == 0 or len(losses) == job.num_steps):
-            save_training(folder, model, optimizer, losses, job.settings(text))
+        on_step(step + 1, losses[-1])
     return losses
 
 

@@ -2,6 +2,7 @@
 
 import importlib
 import math
+import pickle
 from typing import Any
 
 import pytest
@@ -247,6 +248,11 @@ def test_tensors_that_no_machine_can_address(sizes):
     with pytest.raises(ConfigError, match="^model shape: one tensor would have .* elements") as error:
         ModelShape(**{**GOOD, **sizes})
     assert "\n" not in str(error.value)
+
+
+def test_another_process_can_raise_it_again():
+    error = pickle.loads(pickle.dumps(ConfigError("size", "must be at least 1")))
+    assert str(error) == "size: must be at least 1" and error.argument == "size"
 
 
 def test_padded_vocabulary():

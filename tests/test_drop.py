@@ -25,7 +25,7 @@ from actmem.layers.gpt import GPT
 from actmem.layers.transformer import TransformerLayer
 from actmem.ledger.census import census
 from actmem.ledger.comms import count_collectives
-from actmem.ledger.layer_rows import layer_rows_of
+from actmem.ledger.measure_layer import layer_rows_of
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.recipes import ACTIONS, BLOCK, PAPER_LAYER
 from actmem.recompute import checkpoint

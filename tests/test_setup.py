@@ -89,7 +89,7 @@ def test_cpu_adds_pytorchs_index(workshop):
     assert "--extra-index-url https://download.pytorch.org/whl/cpu" in installed
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_cpu_index_that_is_silent_has_a_time_limit(tmp_path):
     """With a real Python, and a server that takes the connection and says nothing."""
     workshop = Workshop(tmp_path)

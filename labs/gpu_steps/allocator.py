@@ -19,6 +19,8 @@ def measure_reserved(shape: ModelShape, batches: tuple[int, ...], device: str, d
     """
     if device != "cuda":
         return {"rows": []}
+    # What is modelled are segments of fixed sizes.
+    torch.cuda.memory._set_allocator_settings("expandable_segments:False")
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
@@ -40,6 +42,7 @@ def measure_reserved(shape: ModelShape, batches: tuple[int, ...], device: str, d
         events = torch.cuda.memory._snapshot()["device_traces"][0]
     finally:
         torch.cuda.memory._record_memory_history(enabled=None)
+        torch.cuda.memory._set_allocator_settings("expandable_segments:True")
     model, blocks, done = CachingAllocator(), {}, 0
     for row in rows:
         for event in events[done : row["events"]]:

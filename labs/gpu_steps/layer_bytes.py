@@ -13,7 +13,7 @@ import torch
 from actmem.config import ModelShape
 from actmem.formulas.activations import Configuration, layer_extra_rows, layer_rows
 from actmem.layers.transformer import TransformerLayer
-from actmem.ledger.layer_rows import layer_input
+from actmem.ledger.measure_layer import layer_input
 from actmem.ledger.recorder import record
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.rows import total

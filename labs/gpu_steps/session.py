@@ -49,12 +49,16 @@ class Session:
 
     def step(self, group: str, name: str, measure: Callable[[], dict[str, Any]]) -> None:
         """Append ``{"name": name, **measure()}`` to ``results[group]``, or note why that was not possible."""
-        self.say(f"{self.elapsed:6.1f} s  {group}: {name}")
         entries = self.results.setdefault(group, [])
+        self.attempt(f"{group}: {name}", lambda: entries.append({"name": name, **measure()}))
+
+    def attempt(self, what: str, change: Callable[[], None]) -> None:
+        """Let ``change`` add to the results, or note why that was not possible."""
+        self.say(f"{self.elapsed:6.1f} s  {what}")
         reason = NO_TIME
         try:
             if self.elapsed < self.seconds:
-                entries.append({"name": name, **measure()})
+                change()
                 reason = ""
         except Exception as error:
             reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
@@ -63,7 +67,7 @@ class Session:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         if reason:
-            self.results["skipped"].append({"step": f"{group}: {name}", "reason": reason})
+            self.results["skipped"].append({"step": what, "reason": reason})
             self.say(f"          skipped: {reason}")
         self.write()
 
@@ -81,7 +85,9 @@ def machine() -> dict[str, Any]:
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "python": platform.python_version(),
-        "commit": _output("git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"),
+        "commit": _output(
+            "git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"
+        ),
     }
     for package in ("transformers", "peft", "triton"):
         try:

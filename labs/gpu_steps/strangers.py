@@ -1,7 +1,7 @@
 """One real training step of models that somebody else wrote, beside what this course's tools say before it runs.
 
-``record --step --fake --device cuda`` and ``plan`` run in processes of their own.  They start first, because they take
-the CPU's time and not the GPU's.
+``record --step --fake --device cuda`` and ``plan`` run in processes of their own, while the GPU works at what is not
+timed.  The steps are measured without waiting for them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -29,68 +29,66 @@ PLAN_SIZES = {
 
 
 class Predictions:
-    """``record`` and ``plan`` in the background, one process each; ``result`` waits for one."""
+    """``record`` and ``plan`` in the background, one process each; ``add_to`` waits for one.
+
+    A step is named as its row in the results: the model's name and the sizes.
+    """
 
     def __init__(self, device: str, memory_gib: float):
-        self.folder, self.device, self.memory_gib = Path(mkdtemp()), device, memory_gib
-        self._running: dict[str, subprocess.Popen] = {}
+        self.device, self.memory_gib = device, memory_gib
+        self._folder = TemporaryDirectory()
+        self._running: dict[tuple[str, str], subprocess.Popen] = {}
 
     def start_record(self, name: str, sizes: str) -> None:
         """The peak of a warm step on fake tensors."""
-        key = f"record fake {_key(name, sizes)}"
-        self._start(
-            key,
-            "record",
-            f"{MODELS}:{name}",
-            "--step",
-            "--device",
-            self.device,
-            "--dtype",
-            "bfloat16",
-            "--at",
-            sizes,
-            "--fake",
-        )
+        options = ("--step", "--fake", "--device", self.device, "--dtype", "bfloat16", "--at", sizes)
+        self._start("record_fake", f"{name} {sizes}", "record", f"{MODELS}:{name}", *options)
 
     def start_plan(self, name: str, sizes: str) -> None:
         """The bill of one step on one GPU, solved from tiny runs."""
         own = "" if "h=" in sizes else f",{PLAN_SIZES[name]}"
-        self._start(
-            f"plan {_key(name, sizes)}",
-            "plan", f"{MODELS}:{name}", "--at", f"{sizes}{own}", "--memory", f"{self.memory_gib:.0f}",
-        )  # fmt: skip
+        options = ("--at", f"{sizes}{own}", "--memory", f"{self.memory_gib:.0f}")
+        self._start("plan", f"{name} {sizes}", "plan", f"{MODELS}:{name}", *options)
 
-    def result(self, key: str, timeout: float) -> dict[str, Any]:
-        """The JSON of a process that was started, or ``{"error": why}``."""
-        process = self._running[key]
+    def about(self, step: str) -> list[str]:
+        """Which predictions of a step were started."""
+        return [kind for kind, of in self._running if of == step]
+
+    def add_to(self, row: dict[str, Any], kind: str, timeout: float) -> None:
+        """Put a prediction into the row of its step.
+
+        Raises:
+            TimeoutError: it is not ready in so many seconds.
+            RuntimeError: its process has no answer, in the words of its last line.
+        """
+        process = self._running[kind, row["name"]]
         try:
             _, errors = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
-            process.kill()
-            return {"error": f"not ready after {timeout:.0f} s"}
-        if process.returncode:
-            return {"error": errors.decode(errors="replace").strip().splitlines()[-1] if errors else "failed"}
-        return json.loads(self._file(key).read_text())
+            raise TimeoutError(f"not ready after {timeout:.0f} s") from None
+        file = self._file(kind, row["name"])
+        if not file.exists():  # a plan that does not fit is an answer, with exit code 1
+            raise RuntimeError((errors.decode(errors="replace").strip().splitlines() or ["failed"])[-1])
+        found = json.loads(file.read_text())
+        planned = ("asked", "bill", "ways")
+        row[kind] = _recorded(found) if kind == "record_fake" else {key: found[key] for key in planned}
 
     def stop(self) -> None:
-        """End what still runs."""
+        """End what still runs, and remove its files."""
         for process in self._running.values():
-            if process.poll() is None:
-                process.kill()
+            process.kill()
+            process.wait()
+        self._folder.cleanup()
 
-    def _start(self, key: str, *command: str) -> None:
-        words = [sys.executable, "-m", "actmem_tools", *command, "--json", str(self._file(key))]
+    def _start(self, kind: str, step: str, *command: str) -> None:
+        words = [sys.executable, "-m", "actmem_tools", *command, "--json", str(self._file(kind, step))]
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2"}
-        self._running[key] = subprocess.Popen(
+        self._running[kind, step] = subprocess.Popen(
             words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment, start_new_session=True
         )
 
-    def _file(self, key: str) -> Path:
-        return self.folder / f"{key.replace(' ', '-')}.json"
-
-
-def _key(name: str, sizes: str) -> str:
-    return f"{name}-{sizes}".replace("=", "").replace(",", "-")
+    def _file(self, kind: str, step: str) -> Path:
+        return Path(self._folder.name) / f"{kind} {step}.json"
 
 
 def measure_real_step(name: str, sizes: str, device: str) -> dict[str, Any]:
@@ -134,22 +132,8 @@ def measure_real_step(name: str, sizes: str, device: str) -> dict[str, Any]:
     return found
 
 
-def measure_stranger(name: str, sizes: str, device: str, predictions: Predictions, seconds: float) -> dict[str, Any]:
-    """The real step, and beside it the peaks that ``record`` and ``plan`` said before."""
-    found = measure_real_step(name, sizes, device)
-    torch.cuda.empty_cache()
-    fake = predictions.result(f"record fake {_key(name, sizes)}", seconds)
-    found["record_fake"] = _summary(fake)
-    if f"plan {_key(name, sizes)}" in predictions._running:
-        plan = predictions.result(f"plan {_key(name, sizes)}", seconds)
-        found["plan"] = plan if "error" in plan else _plan_summary(plan)
-    return found
-
-
-def _summary(result: dict[str, Any]) -> dict[str, Any]:
+def _recorded(result: dict[str, Any]) -> dict[str, Any]:
     """The numbers of a recorded step, without its thousands of rows."""
-    if "error" in result:
-        return result
     by_kind: dict[str, int] = {}
     for row in result.get("peak", []):
         by_kind[row["kind"]] = by_kind.get(row["kind"], 0) + row["bytes"]
@@ -157,8 +141,3 @@ def _summary(result: dict[str, Any]) -> dict[str, Any]:
         "kept_bytes": result["total_bytes"], "peak_bytes": result.get("peak_bytes"), "peak_by_kind": by_kind,
         "notes": result["notes"],
     }  # fmt: skip
-
-
-def _plan_summary(plan: dict[str, Any]) -> dict[str, Any]:
-    """The way that was asked for, as the planner bills it."""
-    return {key: plan[key] for key in ("asked", "bill", "ways") if key in plan} or plan

@@ -49,6 +49,7 @@ def climb(
         predicted_bytes: the planner's bill at the peak, and its parts.
         out_of_memory: torch's own words and the moment, or "".
         static_bytes: allocated before the second step; peak_bytes: the most in its forward and backward.
+        made_by_backward: what of that backward had made, and where: all that a prediction can miss.
         unbilled: bytes of what is there and in no bill, by name.
     """
     tp = tensor_parallel(sequence_parallel=sequence) if tensor else TensorParallel()
@@ -90,23 +91,24 @@ def _measured_step(
     torch.cuda.synchronize()
     static = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    if curve:
-        torch.cuda.memory._record_memory_history(context="alloc", stacks="python", max_entries=400_000)
     started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    started.record()
-    loss = model.loss(model(tokens), tokens)
-    in_forward = len(torch.cuda.memory._snapshot()["device_traces"][0]) if curve else 0
-    loss.backward()
-    ended.record()
-    torch.cuda.synchronize()
+    torch.cuda.memory._record_memory_history(context="alloc", stacks="python", max_entries=400_000)
+    try:  # memory may run out
+        started.record()
+        loss = model.loss(model(tokens), tokens)
+        in_forward = len(torch.cuda.memory._snapshot()["device_traces"][0])
+        loss.backward()
+        ended.record()
+        torch.cuda.synchronize()
+        events = torch.cuda.memory._snapshot()["device_traces"][0]
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)
     found: dict[str, Any] = {"static_bytes": static, "peak_bytes": torch.cuda.max_memory_allocated()}
     found["reserved_bytes"] = torch.cuda.max_memory_reserved()
     found["forward_backward_seconds"] = started.elapsed_time(ended) / 1000
+    found["made_by_backward"] = _made_by_backward(events, in_forward)
     if curve:
-        events = torch.cuda.memory._snapshot()["device_traces"][0]
         found["curve"] = _curve(static, events)
-        found["made_by_backward"] = _made_by_backward(events, in_forward)
-        torch.cuda.memory._record_memory_history(enabled=None)
     torch.cuda.reset_peak_memory_stats()
     main.step(optimizer)
     torch.cuda.synchronize()

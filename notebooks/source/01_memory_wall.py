@@ -175,7 +175,7 @@ checks.show()
 
 # %%
 from actmem.formulas.activations import CORE_ATTENTION_TERMS
-from actmem.ledger.layer_rows import measure_layer
+from actmem.ledger.measure_layer import measure_layer
 
 core, rest = [], []
 with am.emulated_rank(1):

@@ -253,7 +253,7 @@ Fold(
 
 # %%
 from actmem.formulas.activations import layer_extra_rows
-from actmem.ledger.layer_rows import rows_by_term
+from actmem.ledger.measure_layer import rows_by_term
 
 extra = layer_extra_rows(shape)
 checks.add_rows("the whole layer", rows + extra, rows_by_term(ledger.saved))

@@ -217,7 +217,7 @@ checks.show()
 
 # %%
 from actmem.formulas.activations import layer_extra_rows
-from actmem.ledger.layer_rows import layer_input, rows_by_term, term_name
+from actmem.ledger.measure_layer import layer_input, rows_by_term, term_name
 
 with am.emulated_rank(t):
     tp = am.tensor_parallel()

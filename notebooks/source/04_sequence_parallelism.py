@@ -172,7 +172,7 @@ checks.show()
 # %%
 from actmem.formulas.activations import gathered_input_bytes, layer_extra_rows
 from actmem.ledger.comms import count_collectives
-from actmem.ledger.layer_rows import layer_input, layer_rows_of
+from actmem.ledger.measure_layer import layer_input, layer_rows_of
 from actmem.rows import total
 
 

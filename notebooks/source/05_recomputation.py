@@ -434,7 +434,7 @@ Panel(
 
 # %% jupyter={"source_hidden": true}
 from actmem.formulas.activations import layer_extra_rows
-from actmem.ledger.layer_rows import measure_layer
+from actmem.ledger.measure_layer import measure_layer
 from actmem.parallel.groups import TensorParallel
 
 pairs = []

@@ -84,7 +84,7 @@ LiveFigure(show.input_on_the_host(LLAMA.with_sizes(seq_length=65536)))
 import torch
 from torch import nn
 
-from actmem.ledger.layer_rows import layer_rows_of
+from actmem.ledger.measure_layer import layer_rows_of
 from actmem.rows import total
 from actmem_more.llama import LlamaLayer
 from actmem_more.store import HostMemory

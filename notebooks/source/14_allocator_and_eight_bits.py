@@ -164,7 +164,7 @@ print(f"Llama 3 8B's layer: 8 bits save memory from {break_even_tokens(LLAMA):,}
 # backward pass reads what was rounded. Try it on gate and up:
 
 # %%
-from actmem.ledger.layer_rows import layer_rows_of
+from actmem.ledger.measure_layer import layer_rows_of
 from actmem_more.llama import LlamaLayer
 from actmem_more.llama_terms import llama_rows
 

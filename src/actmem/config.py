@@ -12,7 +12,7 @@ from functools import cached_property, lru_cache
 
 #: Larger sizes than this are typing errors, not models.
 LARGEST_SIZE = 2**31 - 1
-#: The same for the ranks of one kind, and for the chunks of a rank.
+#: The largest number of ranks of one kind, and of chunks on a rank.
 LARGEST_PARALLEL_SIZE = 2**16
 #: Bytes of an activation's element.
 ELEMENT_BYTES = (2, 4, 8)
@@ -22,13 +22,15 @@ class ConfigError(ValueError):
     """A size breaks a rule.  The message is one line: the argument, its value, the rule."""
 
     def __init__(self, argument: str, rule: str):
-        self.argument = argument
-        self.rule = rule
-        super().__init__(f"{argument}: {rule}")
+        self.argument, self.rule = argument, rule
+        super().__init__(argument, rule)  # both, so that another process can raise it again
+
+    def __str__(self) -> str:
+        return f"{self.argument}: {self.rule}"
 
 
 def check_size(argument: str, value: object, largest: float = LARGEST_SIZE, least: float = 1) -> int:
-    """Return ``value`` if it is an integer from ``least`` to ``largest``; raise ConfigError if not."""
+    """Return ``value`` if it is an integer from ``least`` to ``largest``; raise ConfigError on ``argument`` if not."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise ConfigError(argument, f"must be a whole number, got {shown(value)}")
     if value < least:
@@ -39,7 +41,7 @@ def check_size(argument: str, value: object, largest: float = LARGEST_SIZE, leas
 
 
 def check_sizes(**sizes: object) -> None:
-    """Raise ConfigError unless each is a whole number from 1 on."""
+    """Raise ConfigError unless every value is a whole number of at least 1; the keywords are the arguments' names."""
     for argument, value in sizes.items():
         check_size(argument, value)
 
@@ -59,7 +61,7 @@ def check_choice(argument: str, value: object, choices: Iterable) -> None:
 
 
 def shown(value: object) -> str:
-    """A value as an error message shows it: on one line."""
+    """Return the text by which an error message shows ``value``: one line of at most 60 characters."""
     try:
         text = " ".join(repr(value).split())
     except Exception:  # an int can be too long for it, and a class of anybody's can do anything
@@ -68,14 +70,14 @@ def shown(value: object) -> str:
 
 
 def padded_vocab_size(vocab_size: int, tensor_parallel_size: int, multiple: int = 128) -> int:
-    """The next vocabulary size that t ranks can share: rounded up to a multiple of ``multiple`` · t."""
+    """Round a vocabulary size up to the next multiple of ``multiple`` · t, which t ranks can share."""
     check_sizes(vocab_size=vocab_size, tensor_parallel_size=tensor_parallel_size, multiple=multiple)
     unit = multiple * tensor_parallel_size
     return -(-vocab_size // unit) * unit
 
 
 def check_vocab_size(vocab_size: int, tensor_parallel_size: int) -> int:
-    """Return v/t; raise ConfigError, which offers the padded size, if t does not divide v."""
+    """Return v/t; if t does not divide v, raise a ConfigError that offers the padded size."""
     v, t = check_size("vocab_size", vocab_size), check_size("tensor_parallel_size", tensor_parallel_size)
     if v % t:
         offer = f"padded_vocab_size({v}, {t}) = {padded_vocab_size(v, t)} is; the loss takes vocab_size={v}"
@@ -85,10 +87,17 @@ def check_vocab_size(vocab_size: int, tensor_parallel_size: int) -> int:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes of the transformer, with the paper's letters in brackets (2205.05198 table 1).
+    """Sizes of the transformer, with the letters of 2205.05198 table 1.
 
-    seq_length (s), micro_batch_size (b), hidden_size (h), num_attention_heads (a),
-    num_layers (L), vocab_size (v).  Raises ConfigError on a size that no layer can have.
+    Args:
+        seq_length: s, tokens of one sequence.
+        micro_batch_size: b, sequences of one microbatch.
+        hidden_size: h, elements of one token's activation.
+        num_attention_heads: a, which must divide h.
+        num_layers: L.
+        vocab_size: v, words of the vocabulary.
+
+    Raises: ConfigError on a size that no layer can have.
     """
 
     seq_length: int
@@ -124,11 +133,11 @@ class ModelShape:
         return 4 * self.hidden_size
 
     def letters(self) -> tuple[int, int, int, int]:
-        """The paper's ``a, b, h, s``, in that order, for the first line of a formula."""
+        """Return the paper's ``a, b, h, s`` in that order, for the first line of a formula."""
         return self.num_attention_heads, self.micro_batch_size, self.hidden_size, self.seq_length
 
     def with_sizes(self, **sizes: int) -> ModelShape:
-        """A copy with some sizes changed, checked again."""
+        """Return a copy with the named sizes changed; the copy is checked like a new shape."""
         return replace(self, **sizes)
 
 
@@ -139,17 +148,19 @@ ZERO_STAGES = (0, 1, 2, 3)
 
 @dataclass(frozen=True)
 class Parallel:
-    """How devices share the work: data · context · pipeline · tensor of them.
+    """How devices share the work: data · context · pipeline · tensor devices in all.
 
     Args:
         tensor_parallel_size: t of the paper.
+        sequence_parallel: whether layer norms and dropouts are split along the sequence among the same t ranks.
         pipeline_parallel_size: p of the paper.
-        num_model_chunks: m of the paper, model chunks on each device.
-        sequence_parallel: splits layer norms and dropouts along the sequence among the same t ranks.
-        expert_parallel_size: ranks that share experts, a multiple of t: with more than t each has tokens of its own.
-            None: the t ranks.
-        micro_batch_size: the planner's, in sequences (b).
-        zero_stage: one of ZERO_STAGES.
+        num_model_chunks: m of the paper, the model chunks on each device.
+        micro_batch_size: b, sequences of a microbatch. The planner sets it; formulas of a layer read the shape's.
+        data_parallel_size: ranks that hold the same weights and read different samples.
+        context_parallel_size: ranks that share one sequence in every layer, attention included.
+        zero_stage: what ZeRO divides among the data-parallel ranks, one of ZERO_STAGES.
+        expert_parallel_size: ranks that share the experts, a multiple of t. If it is more than t, each group of t ranks
+            among them has tokens of its own. None: the t ranks.
 
     Formulas of a layer or a stage read t, p, m and ``sequence_parallel`` only; those of today's layers also read
     context_parallel_size and expert_parallel_size.
@@ -187,52 +198,62 @@ class Parallel:
 
     @property
     def sequence_parts(self) -> int:
-        """Into how many shards the sequence is split between the blocks: t under sequence parallelism, else 1."""
+        """Number of shards of the sequence between the blocks: t under sequence parallelism, else 1."""
         return self.tensor_parallel_size if self.sequence_parallel else 1
 
     @property
     def shared(self) -> str:
-        """What the tensor-parallel ranks share, as the names of stored tapes say it."""
+        """How the tensor-parallel ranks share a layer, as stored tapes name it: "alone", "tensor" or "sequence"."""
         return "alone" if self.tensor_parallel_size == 1 else "sequence" if self.sequence_parallel else "tensor"
 
     @cached_property
     def stage_axes(self) -> Parallel:
-        """What a stage's activations depend on: all of this without data-parallel ranks."""
+        """The sizes that a stage's activations depend on.
+
+        A copy of these with one data-parallel rank and the default ZeRO stage.
+        """
         t, p, m = self.tensor_parallel_size, self.pipeline_parallel_size, self.num_model_chunks
         c, experts = self.context_parallel_size, self.expert_parallel_size
         return _axes(t, self.sequence_parallel, p, m, self.micro_batch_size, c, experts)
 
     @cached_property
     def layer_axes(self) -> Parallel:
-        """What a layer's tensors depend on: t, c, b, who shares experts and whether the sequence is sharded."""
+        """The sizes that a layer's tensors depend on.
+
+        A copy that has t, c, b, the ranks that share experts, and whether the sequence is sharded; everything else has
+        its default.
+        """
         c, experts = self.context_parallel_size, self.expert_parallel_size
         return _axes(self.tensor_parallel_size, self.sequence_parallel, 1, 1, self.micro_batch_size, c, experts)
 
     @property
     def num_devices(self) -> int:
-        """Devices of the whole job."""
+        """Number of devices of the whole job."""
         t, p = self.tensor_parallel_size, self.pipeline_parallel_size
         return self.replicas * t * p
 
     @property
     def replicas(self) -> int:
-        """Ranks that hold the same weights, and among which ZeRO divides: data · context."""
+        """Number of ranks that hold the same weights, among which ZeRO divides: data · context."""
         return self.data_parallel_size * self.context_parallel_size
 
     @property
     def expert_ranks(self) -> int:
-        """Ranks that share experts."""
+        """Number of ranks that share the experts."""
         return self.expert_parallel_size or self.tensor_parallel_size
 
     @property
     def expert_replicas(self) -> int:
-        """Ranks that hold the same experts."""
+        """Number of ranks that hold the same experts."""
         return self.replicas * self.tensor_parallel_size // self.expert_ranks
 
     def num_microbatches(self, global_batch_size: int) -> int:
-        """Microbatches of one step on one data-parallel rank: global batch / (data · b).
+        """Return the microbatches of one step on one data-parallel rank: global batch / (data · b).
 
-        Raises ConfigError if there is a remainder.
+        Args:
+            global_batch_size: sequences of one step on all ranks together.
+
+        Raises: ConfigError if there is a remainder.
         """
         check_size("global_batch_size", global_batch_size)
         per_pass = self.data_parallel_size * self.micro_batch_size
@@ -244,14 +265,17 @@ class Parallel:
 
 @lru_cache(maxsize=2**12)
 def _axes(t: int, sequence_parallel: bool, p: int, m: int, b: int, c: int, experts: int | None) -> Parallel:
-    """One object for all layouts that share these: what is remembered for it is found at once."""
+    """Return one shared object for all layouts with these sizes, so that caches with it as their
+    key find their entry.
+    """
     return Parallel(t, sequence_parallel, p, m, b, 1, c, expert_parallel_size=experts)
 
 
 def check_layer(shape: ModelShape, parallel: Parallel) -> None:
-    """Raise ConfigError if t ranks cannot share one layer of this shape; it has no context parallelism.
+    """Raise ConfigError if t ranks cannot share one layer of this shape, or if context parallelism is asked for.
 
-    t must divide a (a head is never split) and, under sequence parallelism, s.  As a divides h, t divides h and 4h too.
+    t must divide a (a head is never split) and, under sequence parallelism, s. As a divides h, t then divides h and 4h
+    too. The paper's layer has no context parallelism.
     """
     t, c = parallel.tensor_parallel_size, parallel.context_parallel_size
     if c > 1:
@@ -298,6 +322,6 @@ TINY = ModelShape(
 
 
 def model_shape(model: str) -> ModelShape:
-    """The shape of ``tiny`` or of one of the paper's models; ConfigError on another name."""
+    """Return the shape of ``tiny`` or of one of the paper's models; raise ConfigError on another name."""
     check_choice("model", model, ("tiny", *PAPER_MODELS))
     return TINY if model == "tiny" else PAPER_MODELS[model].shape

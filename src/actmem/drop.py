@@ -42,13 +42,21 @@ class Store(Protocol):
     """A place for tensors that backward reads."""
 
     def put(self, flat: Tensor, name: str) -> Callable[[], Tensor]:
-        """Keep ``flat``, one row of elements; the result gives it back, on its device and in its dtype."""
+        """Keep ``flat``, a tensor of one dimension, under ``name``.
+
+        Returns: a function that gives the tensor back, on its device and in its dtype.
+        """
 
 
 def store_of_each(actions: Mapping[str, str], stores: Mapping[str, Store]) -> dict[str, Store]:
-    """The store of each term, from its action (``LayerTerms.stored``) and that action's store.
+    """Find the store of each term that has an action.
 
-    Raises ConfigError on an action without a store.
+    Args:
+        actions: the action of each term, from ``LayerTerms.stored``.
+        stores: the store of each action.
+
+    Returns: the store of each term, by the term's name.
+    Raises: ConfigError on an action without a store.
     """
     for action in actions.values():
         if not isinstance(stores.get(action), Store):
@@ -56,18 +64,24 @@ def store_of_each(actions: Mapping[str, str], stores: Mapping[str, Store]) -> di
     return {term: stores[action] for term, action in actions.items()}
 
 
-#: Each is called with the names and the tensors of all that layers name, and the name of what autograd saved since the
-#: call before and has no other ("" for none).  A ledger adds itself while it records.
+#: Functions that are told of every tensor that a layer names.  Each is called with the names, with the tensors, and
+#: with a name for whatever else autograd has saved since the previous call that got none ("": nothing else was saved).
+#: A ledger adds itself while it records.
 NAME_READERS: list[Callable[[tuple[str, ...], tuple[Tensor, ...], str], None]] = []
 
 
 class NamedForward:
     """The named tensors of one forward pass of one layer.
 
-    dropped: names that backward rebuilds.  stored: names whose tensors go to a store.  With neither,
-    ``terms(name, function, *sources)`` is ``function(*sources)``, and a ledger may read the names.  Otherwise use it as
-    a context around the forward pass.  Keeps what the layer's operations save, without the dropped names, and the
-    inputs that their recipes read; of stored names what their stores keep.
+    With nothing dropped and nothing stored, ``terms(name, function, *sources)`` just returns ``function(*sources)``,
+    and a ledger may read the names. Otherwise use this object as a context around the forward pass.
+
+    Args:
+        dropped: the names that backward rebuilds.
+        stored: for each name whose tensor goes to a store, that store.
+
+    Saves: what the layer's operations save, without the tensors of dropped names, and the inputs that the recipes of
+        dropped names read. Of a stored name it saves what the store keeps.
     """
 
     def __init__(self, dropped: Iterable[str] = (), stored: Mapping[str, Store] | None = None):
@@ -105,7 +119,7 @@ class NamedForward:
             self._inputs.clear()
 
     def input(self, name: str, tensor: Tensor) -> Tensor:
-        """Name a tensor that enters the layer, and return it.  Kept if a recipe reads it."""
+        """Name a tensor that enters the layer, and return it. It is saved if the recipe of a dropped name reads it."""
         for tell in NAME_READERS:
             tell((name,), (tensor,), "")
         if self.dropped:
@@ -114,30 +128,39 @@ class NamedForward:
         return tensor
 
     def __call__(self, names: str | tuple[str, ...], function: Callable, *sources: Any, also: str = "") -> Any:
-        """``function(*sources)``, a tensor or one for each name, with this call as its recipe.
+        """Return ``function(*sources)`` and note this call as the recipe of the result.
 
-        also: the name of what ``function`` saves besides sources, results and weights: a norm's statistics.
+        Args:
+            names: the result's name, or one name for each of several results.
+            also: the name of what ``function`` saves besides sources, results and weights, such as a norm's statistics.
         """
         values = function(*sources)
         return self.add(names, values, function, *sources, also=also)
 
     def add(self, names: str | tuple[str, ...], values: Any, function: Callable, *sources: Any, also: str = "") -> Any:
-        """Note that ``function(*sources)``, which may run without autograd, makes ``values`` again; returns them."""
+        """Return ``values``, and note ``function(*sources)`` as the recipe that makes them again.
+
+        The recipe may run without autograd. The other arguments are those of a call of this object.
+        """
         for tell in NAME_READERS:
             tell(as_tuple(names), as_tuple(values), also)
         if self.dropped:
-            names, made = as_tuple(names), as_tuple(values)
-            # Sources first: a result can be a view of one, and then takes over its place.
-            views, read = [TensorView.of(value) for value in made], [self._source(source) for source in sources]
+            names, results = as_tuple(names), as_tuple(values)
+            # Sources first: a result can be a view of a source, and then its name replaces the source's.
+            views, read = [TensorView.of(value) for value in results], [self._source(source) for source in sources]
             recipe = RepeatableCall(names, views, function, read, also)
-            for name, value in zip(names, made):
+            for name, value in zip(names, results):
                 self._note(name, value)
             self.recipes.update(dict.fromkeys((*names, also), recipe))
             self._decide_rest(also)
         return values
 
     def result(self, module: nn.Module, value: Tensor) -> Tensor:
-        """``value``, which leaves the layer; its backward refuses other parameters than ``module`` has now."""
+        """Return ``value``, which leaves the layer.
+
+        If anything is dropped, the backward of ``value`` raises RuntimeError where a parameter of ``module`` was
+        written or replaced in between.
+        """
         if self.dropped.difference(self.stored):
             self._parameters = ParametersRead(module, value)
         return value
@@ -197,8 +220,11 @@ class NamedForward:
         self.recipes.update(self._in_store)
 
     def _keep_sources(self) -> None:
-        """Let slots hold what their recipes read: the node that saved it may be done first, and an input none may
-        save."""
+        """Let the slots of dropped names hold what their recipes read.
+
+        Without that a source could be freed too early: the node that saved it may be done before the recipe runs, and
+        an input of the layer may have been saved by no node at all.
+        """
         readers: dict[str, list[str]] = {}  # found before any is kept: what is kept needs no input
         for name in self.dropped & self.slots.keys():
             for needed in self._read_by(name):
@@ -216,74 +242,85 @@ class NamedForward:
                 slot.holds.append(source)
 
     def _read_by(self, name: str) -> set[str]:
-        """What the recipe of ``name`` reads, at first or second hand, that is kept or an input."""
+        """Return the names of kept tensors and inputs that the recipe of ``name`` reads, directly or through other
+        recipes.
+        """
         if self.kept(name) or name not in self.recipes:
             return {name}
         sources = (source for source in self.recipes[name].sources if isinstance(source, RecipeSource))
         return {needed for source in sources for needed in self._read_by(source.name)}
 
     def alive(self, name: str) -> list[Slot]:
-        """The slots of that name which the graph still holds."""
+        """Return the slots of that name which the graph still holds."""
         return [slot for reference in self.slots.get(name, ()) if (slot := reference()) is not None]
 
     def kept(self, name: str) -> Slot | None:
-        """A slot that has the tensor of that name, if there is one."""
+        """Return a slot that keeps the tensor of that name; None if there is no such slot."""
         return next((slot for slot in self.alive(name) if slot.kept), None)
 
     def _open(self, slot: Slot) -> Tensor:
-        """What autograd asks for when backward reads a saved tensor: the one kept, or the one made again (rules 3 and
-        4)."""
+        """Return the tensor that backward reads from this slot: the one kept, or the one made again (rules 3 and 4).
+
+        Autograd calls this as its unpack hook.
+        """
         if slot.kept and (held := slot.held()):
             return slot.view.on(*held)
         return opened(slot, lambda: self._rebuild(self.recipes[slot.name]))
 
     def _rebuild(self, recipe: RepeatableCall) -> dict[str, tuple[Tensor, TensorView]]:
-        """Run the recipe, and fill the empty slots of what it makes; returns its results, and the views they had, by
-        name."""
-        again = recipe.also in self.dropped  # autograd must save again what it saved then
-        sources = [self._value(one, again) if isinstance(one, RecipeSource) else one for one in recipe.sources]
+        """Run a recipe again and fill the empty slots of what it makes.
+
+        Returns: by name, each result of this run and the view that the first run's result had.
+        """
+        saves_also = recipe.also in self.dropped  # then autograd must save again what it saved in the first run
+        sources = [self._value(each, saves_also) if isinstance(each, RecipeSource) else each for each in recipe.sources]
         saved: list[Tensor] = []  # each without its graph, which holds the hook that holds this list
 
         def save(tensor: Tensor) -> None:
             if not (tensor.is_leaf and tensor.requires_grad):  # else a weight, or a source
                 saved.append(tensor.detach())
 
-        with second_run(self.autocast, save if again else None, self._parameters):
+        with second_run(self.autocast, save if saves_also else None, self._parameters):
             values = as_tuple(recipe.function(*sources))
-        made = {}
+        results = {}
         for name, view, value in zip(recipe.names, recipe.views, values):
-            made[name] = view.checked(name, value).detach(), view
+            results[name] = view.checked(name, value).detach(), view
             for slot in self.alive(name):
                 if not slot.kept:
-                    slot.tensor = slot.view.on(*made[name])
-        if again:
-            known = {id(tensor.untyped_storage()) for tensor in (*sources, *values) if isinstance(tensor, Tensor)}
-            saved = [tensor for tensor in saved if id(tensor.untyped_storage()) not in known]
+                    slot.tensor = slot.view.on(*results[name])
+        if saves_also:
+            named = {id(tensor.untyped_storage()) for tensor in (*sources, *values) if isinstance(tensor, Tensor)}
+            saved = [tensor for tensor in saved if id(tensor.untyped_storage()) not in named]
             slots = self.slots.get(recipe.also, [])
             if len(saved) < len(slots):
                 raise RuntimeError(f"{recipe.also}: the second run saved {len(saved)} tensors, the first more")
             for reference, tensor in zip(slots, saved):
-                if (left := reference()) is not None:
-                    left.tensor = left.view.checked(recipe.also, tensor)
-        return made
+                if (waiting := reference()) is not None:
+                    waiting.tensor = waiting.view.checked(recipe.also, tensor)
+        return results
 
     def _value(self, source: RecipeSource, with_grad: bool) -> Tensor:
-        """A recipe's source: in a slot, kept or made again, or made now; a leaf, which autograd follows if
-        ``with_grad``."""
-        held = (found for slot in self.alive(source.name) if (found := slot.held()))
-        tensor, view = next(held, None) or self._rebuild(self.recipes[source.name])[source.name]
+        """Return a recipe's source, from its slot or made again, as a leaf that autograd follows if ``with_grad``."""
+        tensors = (held for slot in self.alive(source.name) if (held := slot.held()))
+        tensor, view = next(tensors, None) or self._rebuild(self.recipes[source.name])[source.name]
         return source.view.on(tensor, view).detach().requires_grad_(with_grad and source.requires_grad)
 
 
-#: Drops nothing.
+#: The NamedForward of a layer that drops nothing.
 KEEP_ALL = NamedForward()
 
 
 @dataclass(eq=False)
 class Slot:
-    """What the graph holds in place of a saved tensor: what ``keep`` returned, or nothing until backward reads it.
+    """What the graph holds in place of a saved tensor.
 
-    tensor: what was made again.  holds: slots of what its recipe reads.
+    Attributes:
+        view: the view of the tensor that autograd saved.
+        is_weight: whether that tensor is a parameter.
+        name: the tensor's name; "" if it has none.
+        kept: what ``keep`` returned, with the view of what is kept; None for a dropped name.
+        tensor: what a recipe made again; None until then.
+        holds: slots of what this name's recipe reads.
     """
 
     view: TensorView
@@ -294,12 +331,17 @@ class Slot:
     holds: list[Slot] = field(default_factory=list)
 
     def keep(self, tensor: Tensor, whole: TensorView) -> None:
-        """Keep all that has the name of ``tensor``, which is a view of it: a recipe may read more than the graph
-        saved."""
+        """Keep the whole tensor that has this slot's name, of which ``tensor`` is a view.
+
+        The whole, because a recipe may read more than the graph saved.
+
+        Args:
+            whole: the view that the whole tensor has.
+        """
         self.kept = keep(whole.on(tensor, self.view), name=self.name), whole
 
     def held(self) -> tuple[Tensor, TensorView] | None:
-        """The tensor and how it lies, if it is here."""
+        """Return the tensor that is here, kept or made again, and its view; None if there is none."""
         if self.kept:
             kept, view = self.kept
             (tensor,) = kept.read_once()
@@ -308,7 +350,7 @@ class Slot:
 
 
 class TensorView(NamedTuple):
-    """How a tensor lies in its storage."""
+    """How a tensor lies in its storage: its size, strides, offset (in elements) and dtype."""
 
     size: torch.Size
     stride: tuple[int, ...]
@@ -320,26 +362,26 @@ class TensorView(NamedTuple):
         return TensorView(tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.dtype)
 
     def checked(self, name: str, tensor: Tensor) -> Tensor:
-        """Return ``tensor``, which the second run made in place of this one; RuntimeError if it is of another kind."""
+        """Return ``tensor``, the second run's version of this one; RuntimeError if shape, strides or dtype differ."""
         if (tensor.shape, tensor.stride(), tensor.dtype) != (self.size, self.stride, self.dtype):
             raise RuntimeError(f"{name}: the second run made {TensorView.of(tensor)}, the first {self}")
         return tensor
 
     def restored(self, tensor: Tensor) -> Tensor:
-        """``tensor`` lying so: a hook outside may have returned a copy that lies otherwise."""
+        """Return ``tensor`` with this view's strides: a hook outside may have returned a copy with other strides."""
         if tensor.stride() == self.stride:
             return tensor
         return tensor.new_empty_strided(self.size, self.stride).copy_(tensor)
 
     def on(self, tensor: Tensor, had: TensorView) -> Tensor:
-        """This view of the storage of ``tensor``, which had the view ``had`` in the first run."""
+        """Return this view of the storage of ``tensor``, which in the first run had the view ``had``."""
         if self == had:
             return tensor
         return tensor.as_strided(self.size, self.stride, tensor.storage_offset() + self.offset - had.offset)
 
 
 class RecipeSource(NamedTuple):
-    """A tensor that a recipe reads."""
+    """A tensor that a recipe reads: its name, its view, and whether it requires a gradient."""
 
     name: str
     view: TensorView
@@ -347,7 +389,15 @@ class RecipeSource(NamedTuple):
 
 
 class RepeatableCall(NamedTuple):
-    """A call that can be repeated.  names and views: of its results.  also: name of its by-products."""
+    """A call that backward can repeat.
+
+    Attributes:
+        names: of its results.
+        views: of its results.
+        function: what is called.
+        sources: its arguments; tensors are replaced by RecipeSource.
+        also: the name of its by-products; "" if it has none.
+    """
 
     names: tuple[str, ...]
     views: list[TensorView]
@@ -357,5 +407,5 @@ class RepeatableCall(NamedTuple):
 
 
 def as_tuple(values: Any) -> tuple:
-    """One value or several, as several."""
+    """Return ``values`` if it is a tuple, else a tuple of this one value."""
     return values if isinstance(values, tuple) else (values,)

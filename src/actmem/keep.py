@@ -1,4 +1,4 @@
-"""What operators of our own ask of autograd: keep tensors in a node of their own, stay eager, differentiate once."""
+"""What our own operators need of autograd: save tensors in a node of their own, stay eager, differentiate once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from actmem.torch_private import backward_pass, never_compiled
 
 
 def stays_eager(function: Callable) -> Callable:
-    """Keep torch.compile out of ``function`` and of what it calls.  Costs nothing until something is compiled."""
+    """Keep torch.compile out of ``function`` and of what it calls. It costs nothing until something is compiled."""
     eager = never_compiled(function)
 
     @functools.wraps(function)
@@ -27,9 +27,11 @@ def stays_eager(function: Callable) -> Callable:
 
 
 def differentiates_once(backward: Callable) -> Callable:
-    """Refuse second derivatives: a ``backward`` of plain operations would leave its collectives out of them.
+    """Make a ``backward`` refuse second derivatives.
 
-    torch's ``once_differentiable`` gives wrong ones in silence where ``torch.autograd.grad`` names its inputs.
+    A ``backward`` of plain operations would leave its collectives out of them. torch's ``once_differentiable`` gives
+    wrong second derivatives without an error where ``torch.autograd.grad`` is asked for the gradients of particular
+    inputs.
     """
 
     @functools.wraps(backward)
@@ -42,10 +44,11 @@ def differentiates_once(backward: Callable) -> Callable:
 
 
 class Kept:
-    """Tensors that autograd holds: visible to saved-tensor hooks, readable in backward.
+    """Tensors that autograd holds: saved-tensor hooks see them, and backward can read them.
 
-    anchor: a tensor without elements.  If an operation takes it as an input, autograd frees the
-    tensors after that operation's backward; otherwise they live as long as this object.
+    Args:
+        anchor: a tensor without elements, whose node saved the tensors. If an operation takes the anchor as an input,
+            autograd frees the tensors after that operation's backward; otherwise they live as long as this object.
     """
 
     def __init__(self, anchor: Tensor):
@@ -55,7 +58,7 @@ class Kept:
         self._read_in = -1  # the backward pass
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """The tensors, as autograd unpacks them.
+        """Return the tensors, as autograd unpacks them.
 
         If they had to be recomputed, only the caller holds them now.
         """
@@ -68,7 +71,10 @@ class Kept:
             _reading.releases = before
 
     def read_once(self) -> tuple[Tensor, ...]:
-        """The tensors, unpacked once in a backward pass, as torch's checkpoint allows, and from then on held here."""
+        """Return the tensors, which are unpacked once in a backward pass and then held here.
+
+        torch's checkpoint allows no more than one unpacking.
+        """
         if self._read_in != (now := backward_pass()) or now < 0:
             self._read, self._read_in = self.tensors(), now
         return self._read
@@ -78,10 +84,10 @@ _reading = threading.local()  # backward may run in a thread of its own
 
 
 def released_by_reader() -> bool:
-    """True while ``Kept.tensors`` reads.
+    """Return True while ``Kept.tensors`` reads.
 
-    The node that saved the tensors may run long after the operation that reads them, so a
-    checkpoint around both must not hold them until that node is done.
+    The node that saved the tensors may run long after the operation that reads them, so a checkpoint around both must
+    not hold them until that node is done.
     """
     return getattr(_reading, "releases", False)
 
@@ -89,8 +95,14 @@ def released_by_reader() -> bool:
 def keep(*tensors: Tensor, name: str = "") -> Kept:
     """Save ``tensors`` through ``save_for_backward`` now, to be read in backward later.
 
-    An attribute on ``ctx`` would hold them too, but no hook sees it, so a ledger couldn't count
-    them and a checkpoint couldn't drop them.  Keeps each tensor's storage.  name: for a ledger.
+    An attribute on ``ctx`` would hold them too, but no hook sees it, so a ledger couldn't count them and a checkpoint
+    couldn't drop them.
+
+    Args:
+        name: what a ledger calls them.
+
+    Returns: a Kept, whose ``tensors()`` gives them back.
+    Saves: each tensor's storage.
     """
     with torch.enable_grad():
         # The node exists only if some input needs a gradient; the anchor has no elements.

@@ -25,10 +25,10 @@ from actmem.torch_private import times_written
 
 
 def use_main_gradients(module: nn.Module) -> None:
-    """From now on backward adds each gradient to a float32 ``parameter.main_grad`` and frees ``parameter.grad``.
+    """Make backward add each gradient to a float32 ``parameter.main_grad`` and free ``parameter.grad``, from now on.
 
-    Keeps 4 bytes a parameter (8 in float64), beside the 16-bit gradient of one parameter at a
-    time.  Whoever needs a gradient asks ``gradient_of``.  A deep copy of the module has none.
+    It keeps 4 bytes a parameter (8 in float64), beside the 16-bit gradient of one parameter at a time. Code that needs
+    a gradient calls ``gradient_of``. A deep copy of the module has no main gradients.
     """
     parameter: Any  # it gets an attribute
     for parameter in module.parameters():
@@ -38,16 +38,16 @@ def use_main_gradients(module: nn.Module) -> None:
 
 
 def gradient_of(parameter: nn.Parameter) -> Tensor | None:
-    """The tensor in which microbatches add up: ``main_grad`` if the parameter has one, else ``grad``."""
+    """Return the tensor in which microbatches add up: ``main_grad`` if the parameter has one, else ``grad``."""
     return getattr(parameter, "main_grad", parameter.grad)
 
 
 class MainWeights:
     """float32 copies of a module's parameters, whose gradients are the module's main gradients.
 
-    Calls ``use_main_gradients``.  Keeps 4 bytes a parameter for the copies; they share the
-    gradients' storage with the module.  Copies keep the marks ``partition_dim`` and
-    ``partial_gradient``, so a gradient norm can be taken of either.
+    It calls ``use_main_gradients``. The copies take 4 bytes a parameter; their gradients share their storage with the
+    module's main gradients. Copies keep the marks ``partition_dim`` and ``partial_gradient``, so a gradient norm can be
+    taken of the copies or of the module.
     """
 
     def __init__(self, module: nn.Module):
@@ -62,18 +62,20 @@ class MainWeights:
         self._written = [times_written(parameter) for parameter, _ in self._pairs]
 
     def parameters(self) -> list[nn.Parameter]:
-        """The copies, for the optimizer, in the order of the module's trainable parameters."""
+        """Return the copies, for the optimizer, in the order of the module's trainable parameters."""
         return [main for _, main in self._pairs]
 
     @torch.no_grad()
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """``optimizer.step()`` on the copies, then the module takes their values and its gradients are zero.
+        """Run ``optimizer.step()`` on the copies, give the module their values, and set its main gradients to zero.
 
-        So no ``zero_grad`` is needed, and the optimizer's, which lets the copies' gradients go, does no harm.  Other
-        values that were written into the module since the last step, such as a checkpoint's, are stepped from.  Raises
-        ConfigError if the module has other parameters by now, as after ``load_state_dict(…, assign=True)``, and if a
-        gradient is in ``.grad``: DistributedDataParallel and FullyShardedDataParallel put theirs there, reduced, after
-        backward.  Under ``fully_shard``, shard the module first.
+        So no ``zero_grad`` is needed; the optimizer's own, which drops the copies' gradients, does no harm. If other
+        values were written into the module since the last step, such as a checkpoint's, the step starts from these.
+        Under ``fully_shard``, shard the module before making its MainWeights.
+
+        Raises: ConfigError if the module has other parameters by now, as after ``load_state_dict(…, assign=True)``, or
+            if a gradient is in ``.grad``: DistributedDataParallel and FullyShardedDataParallel put theirs there,
+            reduced, after backward.
         """
         there = set(map(id, self._module.parameters()))
         for (parameter, main), before in zip(self._pairs, self._written):

@@ -31,7 +31,10 @@ from actmem.torch_private import (
 
 
 def make_mesh(device_type: str, pipeline_parallel_size: int, tensor_parallel_size: int) -> DeviceMesh:
-    """All ranks as a grid ``("pipeline", "tensor")``; neighbouring ranks form a tensor-parallel group."""
+    """Arrange all ranks as a grid ``("pipeline", "tensor")``, in which neighbouring ranks form a tensor-parallel group.
+
+    Raises: ConfigError unless p · t is the number of ranks.
+    """
     wanted = pipeline_parallel_size * tensor_parallel_size
     if wanted != dist.get_world_size():
         raise ConfigError("pipeline_parallel_size", f"p · t = {wanted} ranks wanted, {dist.get_world_size()} started")
@@ -40,22 +43,24 @@ def make_mesh(device_type: str, pipeline_parallel_size: int, tensor_parallel_siz
 
 
 class Watcher:
-    """Notified of everything a stage does.  This one ignores it, another measures."""
+    """Is told of everything that a stage does. This class ignores it; a subclass measures."""
 
     def during(self, module: nn.Module, stage: int, microbatch: int) -> AbstractContextManager:
-        """Entered around the forward pass of one microbatch, and around its loss."""
+        """Return a context that the stage enters around the forward pass of one microbatch, and around its loss."""
         return nullcontext()
 
     def after(self, kind: str, stage: Stage, microbatch: int) -> None:
-        """Called after each forward (``"F"``, its loss included) and each backward (``"B"``)."""
+        """Is called after each forward pass (kind ``"F"``, the loss included) and backward pass (``"B"``) of a
+        microbatch.
+        """
 
 
 class Stage(PipelineStage):
     """A PipelineStage that can be watched, and that can free its outputs.
 
-    Before 2.15 torch holds every output until its backward, 2sbh/t bytes a microbatch in flight,
-    although the next stage has a copy.  ``free_outputs`` empties the output's storage once the copy has
-    arrived.  The shape stays, and backward needs no more (2205.05198 appendix B).
+    Before 2.15 torch holds every output until its backward, 2sbh/t bytes a microbatch in flight, although the next
+    stage has a copy. ``free_outputs`` empties the output's storage once the copy has arrived. The shape stays, and
+    backward needs no more (2205.05198 appendix B).
     """
 
     submod: GPT
@@ -75,7 +80,7 @@ class Stage(PipelineStage):
         return output
 
     def loss(self, logits: Tensor, targets: Tensor, microbatch: int) -> Tensor:
-        """The last stage's loss of one microbatch."""
+        """Compute the last stage's loss of one microbatch."""
         with self._watcher.during(self.submod.cross_entropy, self.stage_index, microbatch):
             loss = self.submod.loss(logits, targets)
         self._watcher.after("F", self, microbatch)
@@ -99,11 +104,14 @@ class Stage(PipelineStage):
         return first_messages(super()._get_init_p2p_neighbors_ops())
 
     def held_outputs(self) -> dict[int, int]:
-        """Bytes of this stage's outputs that are still alive, by storage."""
+        """Return the bytes of this stage's outputs that are still alive, by the storage's id."""
         return {id(storage): storage.nbytes() for storage in self._outputs}
 
     def receive_buffers(self) -> dict[int, int]:
-        """Bytes of torch's receive buffers by storage: one for each microbatch, all allocated at the start."""
+        """Return the bytes of torch's receive buffers by the storage's id.
+
+        There is one for each microbatch, and all are allocated at the start.
+        """
         storages = (buffer.untyped_storage() for buffer in receive_buffers_of(self))
         return {id(storage): storage.nbytes() for storage in storages}
 
@@ -115,11 +123,20 @@ class Stage(PipelineStage):
 class Pipeline:
     """One training step of a GPT on a grid of ranks.
 
-    parts: this rank's chunks of the model, in the order of the stages.  ``step`` runs forward and
-    backward of all microbatches; gradients are of the mean loss over the microbatches.
-    Raises ConfigError if p = 1 and m > 1, if p·m does not divide L, if p does not divide the number of microbatches
-    under interleaving, if 1F1B has fewer microbatches than stages, or if ``free_outputs`` is set
-    under interleaving, where torch (2.11 to 2.14) holds every output until all sends are done.
+    ``step`` runs forward and backward of all microbatches; gradients are of the mean loss over the microbatches.
+
+    Args:
+        mesh: from ``make_mesh``.
+        free_outputs: free each output once the next stage has it (see ``Stage``).
+        watcher: is told of every forward and backward.
+        model: further arguments of ``GPT``.
+
+    Attributes:
+        parts: this rank's chunks of the model, in the order of the stages.
+
+    Raises: ConfigError if p = 1 and m > 1, if p·m does not divide L, if p does not divide the number of microbatches
+        under interleaving, if 1F1B has fewer microbatches than stages, or if ``free_outputs`` is set under
+        interleaving, where torch (2.11 to 2.14) holds every output until all sends are done.
     """
 
     def __init__(
@@ -154,11 +171,11 @@ class Pipeline:
         self._ends = self._group_of_both_ends()
 
     def step(self, tokens: Tensor, targets: Tensor) -> list[Tensor]:
-        """Forward and backward of a batch ``[num_microbatches · b, s]`` of token ids and targets.
+        """Run forward and backward of a batch ``[num_microbatches · b, s]`` of token ids and targets.
 
-        Every rank gives the whole batch.  Afterwards gradients are complete on every rank, in ``main_grad`` where
-        ``use_main_gradients(part)`` was called, else in ``grad``.  They must be zero, or none, before: what is there
-        is scaled and reduced again.
+        Every rank passes the whole batch. Afterwards gradients are complete on every rank, in ``main_grad`` where
+        ``use_main_gradients(part)`` was called, else in ``grad``. Before the call they must be zero or None: whatever
+        is there would be scaled and reduced again.
 
         Returns: the microbatches' losses on the last stage's ranks, an empty list elsewhere.
         Raises: ConfigError on a batch of another size.
@@ -191,7 +208,7 @@ class Pipeline:
         part = GPT(self.shape, self.tp, layers=layers, **model)
         s, b, h = self.shape.seq_length, self.shape.micro_batch_size, self.shape.hidden_size
         dtype, t = next(part.parameters()).dtype, self.tp.size
-        # With the shapes given, torch need not run the model once to find them.
+        # With these shapes given, torch doesn't have to run the model once to find them.
         hidden = torch.empty(s // self.tp.sequence_parts, b, h, dtype=dtype, device="meta", requires_grad=True)
         tokens = torch.empty(b, s, dtype=torch.int64, device="meta")
         logits = torch.empty(s, b, self.shape.vocab_size // t, dtype=dtype, device="meta", requires_grad=True)
@@ -207,7 +224,10 @@ class Pipeline:
         )
 
     def _group_of_both_ends(self) -> TensorParallel | None:
-        """The first and the last pipeline rank that hold this rank's part of the embedding; None if p = 1."""
+        """Return the group of the first and the last pipeline rank that hold this rank's part of the embedding.
+
+        Returns: None if p = 1, and on ranks that are neither first nor last.
+        """
         grid = self.mesh.mesh
         if grid.shape[0] == 1:
             return None

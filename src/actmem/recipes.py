@@ -1,10 +1,10 @@
 """What each stored tensor of a layer can be recomputed from: the table behind every choice of what to keep.
 
-A layer is a table of terms.  Each has a recipe: the terms it is rebuilt from, and the matmuls that this takes.
-What to recompute is then a set of terms, the ones that backward recomputes instead of saving.  Bytes saved are those
-of the rest, FLOPs added are the matmuls of the set's recipes, and a named mode is a set with a name.  Llama's tables
-are in ``llama_shape``.  ``drop`` carries out what this file describes (and ``recompute`` the regions of *selective*
-and *full*).
+A layer is a table of terms. Each has a recipe: the terms from which it is rebuilt, and the matmuls that this takes.
+What to recompute is then a set of terms, those that backward recomputes instead of saving. The bytes saved are those of
+the remaining terms, the FLOPs added are the matmuls of the set's recipes, and a named mode is a set with a name.
+Llama's tables are in ``llama_shape``. ``drop`` carries out what this file describes (and ``recompute`` carries out the
+regions of *selective* and *full*).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Literal
 
 from actmem.config import ConfigError, check_choice, shown
 
-#: What can become of a term.  "offload": to the host's memory; "compress": to 8 bits (``store``).
+#: What can be done with a term.  "offload" moves it to the host's memory, "compress" makes it 8 bits (``store``).
 ACTIONS = ("keep", "recompute", "offload", "compress")
-#: Elements that share a scale in 8 bits, and the bytes of a block with its float32 scale.
+#: Elements that share a scale in 8 bits, a block, and the bytes of a block with its float32 scale.
 BLOCK, BLOCK_BYTES = 256, 256 + 4
 
 
@@ -25,12 +25,14 @@ BLOCK, BLOCK_BYTES = 256, 256 + 4
 class Recompute:
     """What backward recomputes instead of saving (2205.05198 section 5).
 
-    name: what users type; one of RECOMPUTE_MODES, or "terms" for a set of their own.
-    region: what goes: "none"; "core" (the core attention, from Q, K and V to its output); "layer" (all but the input);
-    or "terms", each rebuilt by itself (see ``drop``).
-    stop_early: the second run ends at the last tensor that backward reads.  The paper runs the region to its end, which
-    keeps the same bytes and costs one matmul more.
-    terms: the user's own set; None for a named mode.  stored: terms that are named and not recomputed, with actions.
+    Attributes:
+        name: what users type: one of RECOMPUTE_MODES, or "terms" for a set of their own.
+        region: what is dropped: "none"; "core" (the core attention, from Q, K and V to its output); "layer" (all but
+            the input); or "terms", each rebuilt by itself (see ``drop``).
+        stop_early: the second run ends at the last tensor that backward reads. The paper runs the region to its end,
+            which saves the same bytes and costs one matmul more.
+        terms: the user's own set; None for a named mode.
+        stored: the terms that have an action other than "recompute", each with its action.
     """
 
     name: str
@@ -41,9 +43,13 @@ class Recompute:
 
     @staticmethod
     def of(mode: Mode) -> Recompute:
-        """The mode of that name, the set of these terms, or an action for each (one of ACTIONS; others are kept).
+        """Return the Recompute that a value stands for.
 
-        Raises ConfigError on anything else.
+        Args:
+            mode: a Recompute, a mode's name, a set of terms to recompute, or an action for each term (one of ACTIONS;
+                terms that aren't named are kept).
+
+        Raises: ConfigError on anything else.
         """
         if isinstance(mode, Recompute):
             return mode
@@ -52,12 +58,12 @@ class Recompute:
                 if not isinstance(term, str):
                     raise ConfigError("recompute", f"an action belongs to the name of a term, got {shown(term)}")
                 check_choice(f"recompute[{term!r}]", action, ACTIONS)
-            again = frozenset(term for term, action in mode.items() if action == "recompute")
+            recomputed = frozenset(term for term, action in mode.items() if action == "recompute")
             stored = tuple((term, action) for term, action in mode.items() if action != "recompute")
-            return Recompute("terms", "terms", True, again, stored)
-        for known in _MODES:
-            if isinstance(mode, str) and known.name == mode:
-                return known
+            return Recompute("terms", "terms", True, recomputed, stored)
+        for named_mode in _MODES:
+            if isinstance(mode, str) and named_mode.name == mode:
+                return named_mode
         if isinstance(mode, (set, frozenset, list, tuple)) and all(isinstance(term, str) for term in mode):
             return Recompute("terms", "terms", True, frozenset(mode))
         named = f"one of {', '.join(RECOMPUTE_MODES)}"
@@ -82,8 +88,11 @@ RECOMPUTE_MODES = tuple(mode.name for mode in _MODES)
 class Recipe:
     """How backward recomputes one term.
 
-    sources: the terms it is made from; none for a dropout mask, which is drawn again from its seed.
-    matmuls: those it takes, named as in ``formulas.flops``; without any it is elementwise.
+    Attributes:
+        term: what is recomputed.
+        sources: the terms from which it is made; empty for a dropout mask, which is drawn again from its seed.
+        matmuls: the matmuls that this takes, named as in ``formulas.flops``; if there are none, the recipe is
+            elementwise.
     """
 
     term: str
@@ -95,13 +104,16 @@ class Recipe:
 class LayerTerms:
     """The terms of one kind of layer, in the order of the forward pass.
 
-    input: the one term without a recipe.  core: what selective recomputation drops.
-    core_elementwise: whether *elementwise* drops the core as well, at the price of its matmul.
-    last_matmuls: the last matmuls of each region, which a mode runs only if it does not stop early.
-    one_tensor: terms that are views of one storage, which only goes when all of them go.
-    statistics: a few numbers a token, by-products of norms; of named modes only "full" drops them.
-    other_dtype: masks, indices and float32 results: not in the dtype of the layer's activations.
-    by_products: what an operation keeps besides its results; too small to be worth a copy.
+    Attributes:
+        input: the one term without a recipe.
+        recipes: how each of the others is recomputed.
+        core: the terms that selective recomputation drops.
+        core_elementwise: whether *elementwise* drops the core as well, at the price of its matmul.
+        last_matmuls: the last matmuls of each region, which a mode runs only if it does not stop early.
+        one_tensor: terms that are views of one storage, which is freed only if all of them are dropped.
+        statistics: by-products of norms, a few numbers a token; of the named modes only "full" drops them.
+        other_dtype: masks, indices and float32 results, which don't have the dtype of the layer's activations.
+        by_products: what an operation saves besides its results; too small to be worth storing elsewhere.
     """
 
     input: str
@@ -115,7 +127,7 @@ class LayerTerms:
     by_products: frozenset[str] = frozenset()
 
     def recipe(self, term: str) -> Recipe:
-        """The recipe of that term.  Raises ConfigError on the layer's input and on an unknown name."""
+        """Return the recipe of that term; raise ConfigError on the layer's input and on an unknown name."""
         for recipe in self.recipes:
             if recipe.term == term:
                 return recipe
@@ -125,7 +137,10 @@ class LayerTerms:
         raise ConfigError("recompute", f"{shown(term)} is no term of this layer; its terms are {names}")
 
     def dropped(self, recompute: Mode) -> frozenset[str]:
-        """The terms that a mode, or a set of them, does not keep.  Raises ConfigError on a set that frees nothing."""
+        """Return the terms that a mode, or a set of terms, drops.
+
+        Raises: ConfigError on a set that contains the input, an unknown name, or some but not all of ``one_tensor``.
+        """
         mode = Recompute.of(recompute)
         if mode.terms is not None:
             for term in sorted(mode.terms.difference(self.statistics)):
@@ -142,15 +157,15 @@ class LayerTerms:
         }[mode.region]
 
     def _check_one_tensor(self, terms: Iterable[str], action: str) -> None:
-        left = [term for term in self.one_tensor if term not in terms]
-        if left and len(left) < len(self.one_tensor):
+        missing = [term for term in self.one_tensor if term not in terms]
+        if missing and len(missing) < len(self.one_tensor):
             parts = ", ".join(self.one_tensor)
             raise ConfigError(
-                "recompute", f"{parts} are parts of one tensor: {action} all of them or none ({left[0]} is left)"
+                "recompute", f"{parts} are parts of one tensor: {action} all of them or none ({missing[0]} is left)"
             )
 
     def stored(self, recompute: Mode) -> dict[str, str]:
-        """The terms that are saved on the host or in eight bits, each with its action.
+        """Return the terms that are saved on the host or in 8 bits, each with its action.
 
         Raises: ConfigError if an action is not possible for its term.
         """
@@ -170,12 +185,12 @@ class LayerTerms:
         return {term: action for term, action in stored.items() if action != "keep"}
 
     def recomputed_matmuls(self, recompute: Mode) -> frozenset[str]:
-        """The matmuls that backward recomputes: each once, however many terms it serves."""
+        """Return the matmuls that backward recomputes, each once, however many terms it serves."""
         mode = Recompute.of(recompute)
-        again = {matmul for recipe in self.recipes if recipe.term in self.dropped(mode) for matmul in recipe.matmuls}
+        names = {matmul for recipe in self.recipes if recipe.term in self.dropped(mode) for matmul in recipe.matmuls}
         if mode.region in self.last_matmuls and not mode.stop_early:
-            again.update(self.last_matmuls[mode.region])
-        return frozenset(again)
+            names.update(self.last_matmuls[mode.region])
+        return frozenset(names)
 
 
 #: The paper's layer (2205.05198 section 4.1).  *elementwise* keeps 20sbh of its 34sbh + 5as²b.

@@ -14,8 +14,9 @@ How it works, in six rules:
    read empties the slot, and the next one runs the function again: otherwise it would keep everything after all.
 5. The second run has the autocast and the training modes of the first one.  After it these and the random-number
    generators are back in the state they had before.
-6. The second run reads the parameters and buffers as they are by then: it is refused if one has been written, or
-   replaced, and if it writes a buffer itself, as spectral norm does: the first run wrote it already.
+6. The second run reads the parameters and buffers as they are by then, so backward raises an error if one has been
+   written or replaced.  It also does if the second run itself writes a buffer, as spectral norm does, because the first
+   run wrote it already.
 
 Gradients equal those without recomputation bit for bit if the second run computes the same, because backward uses the
 first graph.
@@ -44,14 +45,23 @@ def checkpoint(
     stop_early: bool = True,
     module: nn.Module | None = None,
 ) -> Tensor:
-    """Run ``function(*inputs)`` and keep only its inputs for backward.
+    """Run ``function(*inputs)`` and save only its inputs for backward, which runs it again.
 
-    generators: all generators that ``function`` draws from; one state of each is kept (5,056 bytes on CPU, 16 on CUDA).
-    module: all of its parameters and buffers are looked at, and else the parameters that ``function`` saves.
-    Keeps the storages of ``inputs`` and these states.  ``function`` must compute the same each time: RuntimeError in
-    backward if the second run saves tensors of another number, shape or dtype, or a parameter that has been written
-    since. Other values are not noticed: list every generator that it draws from, torch's default one too.
     torch.compile leaves the call, and all that it does, eager.
+
+    Args:
+        function: must compute the same each time.
+        inputs: the tensors that it is called with.
+        generators: all generators that ``function`` draws from, torch's default one too; if one is missing, the second
+            run draws other numbers without an error.
+        stop_early: end the second run at the last tensor that backward needs (rule 3); False runs it to the end.
+        module: backward raises if any parameter or buffer of this module was written since, or replaced. None: it only
+            checks the parameters that ``function`` saved.
+
+    Returns: what ``function`` returns.
+    Saves: the storages of ``inputs``, and one state of each generator (5,056 bytes on a CPU, 16 on CUDA).
+    Raises: RuntimeError in backward if the second run saves tensors of another number, shape or dtype, or if a
+        parameter has been written since.
     """
     if not torch.is_grad_enabled():
         return function(*inputs)
@@ -68,8 +78,7 @@ _observers: list[Callable[[Callable], AbstractContextManager]] = []
 
 @contextmanager
 def around_second_runs(observe: Callable[[Callable], AbstractContextManager]) -> Iterator[None]:
-    """In the block, enter ``observe(function)`` around each second run of a ``checkpoint``, for tools that time or
-    count."""
+    """In the block, enter ``observe(function)`` around the second run of each ``checkpoint``, to time or count it."""
     _observers.append(observe)
     try:
         yield
@@ -78,11 +87,11 @@ def around_second_runs(observe: Callable[[Callable], AbstractContextManager]) ->
 
 
 class ParametersRead:
-    """The parameters and buffers of a module, which backward reads again: RuntimeError there if it would read other
-    values (rule 6).
+    """The parameters and buffers of a module, which backward reads again and which must not change until then (rule 6).
 
-    One that was written is found when the gradient of ``result`` is there, the module's output: from then on an
-    optimizer that steps in backward may write a parameter, but nothing a buffer.
+    RuntimeError in backward if one did. A write is looked for when the gradient of ``result``, the module's output, has
+    been computed. After that an optimizer that steps during backward may write a parameter, but nothing may write a
+    buffer.
     """
 
     def __init__(self, module: nn.Module, result: Tensor):
@@ -96,11 +105,13 @@ class ParametersRead:
             result.register_hook(self.check_written)
 
     def check_written(self, grad: Tensor | None = None) -> None:
+        """Raise RuntimeError if a buffer was written, or, where a gradient is given, a parameter."""
         for path, _, _, tensor, before in self._noted:
             if times_written(tensor) != before and (grad is not None or not isinstance(tensor, nn.Parameter)):
                 raise _other_values(path)
 
     def check_replaced(self) -> None:
+        """Raise RuntimeError if the module has another tensor under some name."""
         for path, owner, name, tensor, _ in self._noted:
             now = getattr(owner, name, None)  # FSDP may have put another view of the same values there
             if now is not tensor and not (now is not None and now.is_set_to(tensor)):
@@ -116,7 +127,7 @@ class _AllSlotsFilled(Exception):
 
 
 class _Slot:
-    """What the graph holds in place of a tensor that the region saved.  tensor: None until the second run."""
+    """What the graph holds in place of a tensor that the region saved. ``tensor`` is None until the second run."""
 
     def __init__(self, region: _Region):
         self.region = region
@@ -129,7 +140,12 @@ def _open(slot: _Slot) -> Tensor:
 
 
 def opened(slot: Any, fill: Callable[[], object]) -> Tensor:
-    """The tensor of a slot that backward reads (rule 4).  fill: the second run, which fills the slot's ``tensor``."""
+    """Return the tensor of a slot that backward reads (rule 4).
+
+    Args:
+        slot: has the attribute ``tensor``, None if it is empty.
+        fill: the second run, which fills the slot's ``tensor``.
+    """
     empties = released_by_reader() or graph_is_retained()  # before the second run, which reads tensors too
     if slot.tensor is None:
         fill()
@@ -141,7 +157,7 @@ def opened(slot: Any, fill: Callable[[], object]) -> Tensor:
 
 
 class _Region:
-    """One checkpointed call: what to run again, from what, and the slots it fills."""
+    """One checkpointed call: what to run again, from which inputs, and the slots that this fills."""
 
     def __init__(self, function, inputs, generators, stop_early):
         self.function, self.generators, self.stop_early = function, tuple(generators), stop_early
@@ -201,7 +217,7 @@ class _Region:
 
 
 def _parameter_of(tensor: Tensor) -> nn.Parameter | None:
-    """The parameter that this is, or is a view of."""
+    """Return the parameter that this tensor is, or is a view of; None if it is neither."""
     source = tensor if tensor._base is None else tensor._base
     return source if isinstance(source, nn.Parameter) else None
 
@@ -220,9 +236,13 @@ def _modes_at(modes: Sequence[tuple[nn.Module, bool]]):
 
 @contextmanager
 def second_run(autocast: list[dict], save: Callable | None, parameters: ParametersRead | None) -> Iterator[None]:
-    """In the block run something again: under the first run's ``autocast_state``, handing ``save`` what autograd saves.
+    """Prepare the block to run something a second time, under the first run's autocast state.
 
-    save None: without autograd.  parameters: what it reads; RuntimeError if they are not what they were.
+    Args:
+        autocast: the first run's ``autocast_state()``.
+        save: called with each tensor that autograd saves in the block; None: the block runs without autograd.
+        parameters: what the block reads. RuntimeError if a tensor was replaced before the block, or a buffer was
+            written before its end. None: nothing is checked.
     """
     if parameters:
         parameters.check_replaced()
@@ -242,7 +262,7 @@ def _never_read(_: object) -> Tensor:
 
 
 def autocast_state() -> list[dict]:
-    """Arguments of ``torch.autocast`` that restore what holds now, a set for each kind of device."""
+    """Return the arguments of ``torch.autocast`` that restore the present state, one dict for each kind of device."""
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return [
         {
@@ -256,12 +276,15 @@ def autocast_state() -> list[dict]:
 
 
 def generator_states(generators: Sequence[torch.Generator]) -> list[Tensor]:
-    """The present states: no operation makes them, so a tool that counts bytes replaces this function."""
+    """Return the generators' present states.
+
+    No operation makes these tensors, so a tool that counts bytes replaces this function.
+    """
     return [generator.get_state() for generator in generators]
 
 
 def digest_of(state: Tensor) -> int:
-    """A number that tells states of generators apart; 0 of a fake one."""
+    """Return a number that differs between different generator states; 0 for a fake tensor."""
     if type(state) is not Tensor:
         return 0
     with no_dispatch_modes():
@@ -270,11 +293,11 @@ def digest_of(state: Tensor) -> int:
 
 @contextmanager
 def _generators_at(generators: Sequence[torch.Generator], states: Sequence[Tensor]):
-    """Put each generator into a state, and back into its present one at the end (rule 5)."""
+    """In the block, put each generator into the state given, and afterwards back into its present one (rule 5)."""
     before = generator_states(generators)
     try:
         for generator, state in zip(generators, states):
-            # torch reads from the storage's start, byte by byte; a hook outside may have laid it otherwise.
+            # torch reads the state byte by byte from the storage's start, but a hook outside may have moved it.
             lies_so = state.is_contiguous() and not state.storage_offset()
             generator.set_state(state if lies_so else state.clone(memory_format=torch.contiguous_format))
         yield
@@ -284,6 +307,7 @@ def _generators_at(generators: Sequence[torch.Generator], states: Sequence[Tenso
 
 
 def other_numbers(name: str) -> RuntimeError:
+    """Return the error for a second run of ``name`` that would draw other random numbers than the first."""
     return RuntimeError(
         f"{name}: a checkpoint around it runs it again and would draw other numbers: use the layer's recompute=, "
         "or actmem.recompute.checkpoint with its generators="

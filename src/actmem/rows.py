@@ -1,7 +1,7 @@
 """Rows: the common form of predictions and measurements.
 
-A formula yields rows, a ledger yields rows, and ``compare`` matches them by term.  Tables, bars
-and labs all draw rows.
+A formula returns rows, a ledger returns rows, and ``compare`` matches them by term. Tables, bars and labs all show
+rows.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ LAYER_TERMS = (PAPER_LAYER.input, *(recipe.term for recipe in PAPER_LAYER.recipe
 
 @dataclass(frozen=True)
 class Row:
-    """Bytes of one stored tensor, or of one named group of them, on one rank.
+    """Bytes of one stored tensor, or of one named group of tensors, on one rank.
 
-    term: the name, the same in predictions and measurements.
-    bytes: a whole number.
-    split_by: how many ranks share the tensor; 1 if every rank keeps all of it.
-    source: the equation, or the module and operation that saved it.
-    extra: the reason why the paper leaves this term out; empty for the paper's own terms.
+    Attributes:
+        term: the name, the same in predictions and measurements.
+        bytes: a whole number.
+        split_by: how many ranks share the tensor; 1 if every rank keeps all of it.
+        source: the equation, or the module and operation that saved it.
+        extra: the reason why the paper leaves this term out; empty for the paper's own terms.
     """
 
     term: str
@@ -39,39 +40,51 @@ class Row:
 
 
 def total(rows: Iterable[Row]) -> int:
-    """Bytes of all rows together."""
+    """Return the bytes of all rows together."""
     return sum(row.bytes for row in rows)
 
 
 def paper_rows(rows: Iterable[Row]) -> list[Row]:
-    """The rows that the paper counts."""
+    """Return the rows that the paper counts."""
     return [row for row in rows if not row.extra]
 
 
 def extra_rows(rows: Iterable[Row]) -> list[Row]:
-    """The rows that the paper leaves out, each with its reason in ``extra``."""
+    """Return the rows that the paper leaves out, each with its reason in ``extra``."""
     return [row for row in rows if row.extra]
 
 
 def on_the_host(term: str) -> str:
-    """The name of the row for a copy in the host's memory."""
+    """Return the name of a term's row in the host's memory."""
     return f"{term}, on the host"
 
 
 def on_device(rows: Iterable[Row], terms: LayerTerms, recompute: Mode, element_size: int) -> list[Row]:
-    """The rows that are still in the device's memory: without recomputed and offloaded terms, compressed ones smaller.
+    """Return the rows that stay in the device's memory.
 
-    rows: of a layer that recomputes nothing.  A compressed term takes 260 bytes for each 256 elements.
+    Recomputed and offloaded terms are left out, and compressed terms have fewer bytes: 260 for each 256 elements.
+
+    Args:
+        rows: of a layer that recomputes nothing.
+        terms: of the same kind of layer.
+        recompute: a mode, a set of terms, or an action for each term.
+        element_size: bytes of an activation element.
     """
     dropped, stored = terms.dropped(recompute), terms.stored(recompute)
-    left = [row for row in rows if row.term not in dropped and stored.get(row.term) != "offload"]
-    blocks = {row.term: -(-row.bytes // (element_size * BLOCK)) for row in left}
+    kept_rows = [row for row in rows if row.term not in dropped and stored.get(row.term) != "offload"]
+    blocks = {row.term: -(-row.bytes // (element_size * BLOCK)) for row in kept_rows}
     compressed = {term for term, action in stored.items() if action == "compress"}
-    return [replace(row, bytes=blocks[row.term] * BLOCK_BYTES) if row.term in compressed else row for row in left]
+    return [replace(row, bytes=blocks[row.term] * BLOCK_BYTES) if row.term in compressed else row for row in kept_rows]
 
 
 def on_host(rows: Iterable[Row], terms: LayerTerms, recompute: Mode) -> list[Row]:
-    """The rows that move to the host, renamed by ``on_the_host``.  rows: those of a layer that keeps everything."""
+    """Return the rows that move to the host's memory, renamed by ``on_the_host``.
+
+    Args:
+        rows: of a layer that keeps everything.
+        terms: of the same kind of layer.
+        recompute: an action for each term; any other mode moves nothing.
+    """
     offloaded = {term for term, action in terms.stored(recompute).items() if action == "offload"}
     parts = dict.fromkeys(terms.one_tensor, on_the_host(", ".join(terms.one_tensor)))
     return merge(
@@ -81,7 +94,7 @@ def on_host(rows: Iterable[Row], terms: LayerTerms, recompute: Mode) -> list[Row
 
 @dataclass(frozen=True)
 class Match:
-    """One term, predicted and measured; None on a side that does not have it."""
+    """Bytes of one term, predicted and measured; None on a side that does not have the term."""
 
     term: str
     predicted: int | None
@@ -93,7 +106,7 @@ class Match:
         return (self.measured or 0) - (self.predicted or 0)
 
     def describe(self) -> str:
-        """Both sides, in words."""
+        """Return both sides as one line of text."""
         predicted = "" if self.predicted is None else f"predicted {self.predicted:,} B, "
         measured = "not measured" if self.measured is None else f"measured {self.measured:,} B"
         return f"{self.term}: {predicted}{measured}" + ("" if predicted else ", not predicted")
@@ -103,14 +116,15 @@ class Match:
 class Comparison:
     """The result of ``compare``.
 
-    matches: one for each term, in the order of the prediction, then of the measurement.
+    Attributes:
+        matches: one Match for each term, in the order of the prediction, followed by the terms that were only measured.
     """
 
     matches: tuple[Match, ...]
 
     @property
     def unequal(self) -> list[Match]:
-        """The terms on one side only, or with different bytes."""
+        """The terms that are on one side only, or have different bytes on the two sides."""
         return [match for match in self.matches if match.difference]
 
     @property
@@ -124,13 +138,13 @@ class Comparison:
         return sum(match.difference for match in self.matches)
 
     def describe(self) -> str:
-        """One line for each disagreement, or one line that says there is none."""
+        """Return one line for each disagreement, or one line that says that all terms agree."""
         lines = [match.describe() for match in self.unequal]
         return "\n".join(lines) or f"all {len(self.matches)} terms agree to the byte"
 
 
 def by_term(rows: Iterable[Row]) -> dict[str, int]:
-    """Bytes by term, rows of one term added up, in order of first appearance."""
+    """Return the bytes of each term, in order of first appearance; rows of one term are added up."""
     sums: dict[str, int] = {}
     for row in rows:
         sums[row.term] = sums.get(row.term, 0) + row.bytes
@@ -138,13 +152,13 @@ def by_term(rows: Iterable[Row]) -> dict[str, int]:
 
 
 def merge(rows: Iterable[Row]) -> list[Row]:
-    """One row a term: bytes added up, the rest as in the term's first row."""
+    """Return one row for each term, with its rows' bytes added up and everything else as in its first row."""
     rows = list(rows)
     first = {row.term: row for row in reversed(rows)}
     return [replace(first[term], bytes=size) for term, size in by_term(rows).items()]
 
 
 def compare(predicted: Iterable[Row], measured: Iterable[Row]) -> Comparison:
-    """Match two sets of rows by term.  Rows of 0 bytes count as absent."""
+    """Match predicted and measured rows by term. Rows of 0 bytes count as absent."""
     left, right = ({term: size for term, size in by_term(rows).items() if size} for rows in (predicted, measured))
     return Comparison(tuple(Match(term, left.get(term), right.get(term)) for term in {**left, **right}))

@@ -1,17 +1,17 @@
-"""Every private or undocumented name of torch that this package uses.  When a release of torch drops one, mend it here.
+"""Every private or undocumented name of torch that this package uses. If a release of torch drops one, fix it here.
 
-``actmem_more``, ``actmem_tools`` and ``actmem_course.judge`` have such a file too.  All names were there in each of
+``actmem_more``, ``actmem_tools`` and ``actmem_course.judge`` have such a file too. Every name exists in each version in
 ``CHECKED_ON``; ``make matrix`` runs the tests on those versions again.
 
-- ``torch.utils._python_dispatch``, ``torch.utils._pytree``: see every operation; tell DTensor and its like; tensors in
-  lists
+- ``torch.utils._python_dispatch``, ``torch.utils._pytree``: see every operation; recognise DTensor and other wrappers;
+find tensors in lists
 - ``torch._subclasses``, ``torch.distributed._tools``, ``torch.testing._internal``: fake tensors, collectives on them,
-  their store
-- ``torch._C._autograd``: which backward pass runs, and whether it keeps its graph; the active saved-tensor hooks; a
-  tensor's version
+their store
+- ``torch._C._autograd``: which backward pass runs, and whether it keeps its graph; the active saved-tensor hooks; how
+often a tensor was written
 - the autograd node that runs now: where in backward an operation is
 - ``torch.autograd._engine_run_backward`` and how often a tensor and its storage are held: when gradients add up in
-  place
+place
 - ``PipelineStage``: what it holds, sends and receives, what ``pipeline.Stage`` overrides
 """
 
@@ -32,68 +32,68 @@ CHECKED_ON = ("2.9.1", "2.11.0", "2.13.0", "2.14.1", "2.15.0")
 
 
 def no_dispatch_modes() -> AbstractContextManager[Any]:
-    """No mode sees the operations of the block, which starts at once."""
+    """Return a context in which no dispatch mode sees any operation. It begins with the call: enter it at once."""
     modes = torch._C._len_torch_dispatch_stack() + torch._ops._len_torch_dispatch_stack_pre_dispatch()
     return _disable_current_modes() if modes else nullcontext()
 
 
 def assert_async(condition: Tensor, message: str) -> None:
-    """Raise RuntimeError unless ``condition`` is True: now on a CPU, and on a GPU without waiting for it."""
+    """Raise RuntimeError unless ``condition`` is True: on a CPU at once, on a GPU later, without waiting for it now."""
     torch._assert_async(condition, message)
 
 
 def fake_tensors() -> AbstractContextManager:
-    """In the block, new tensors have a shape, a dtype and a storage with a size, and no memory."""
+    """Return a context in which new tensors have a shape, a dtype and a storage with a size, but no memory."""
     from torch._subclasses.fake_tensor import FakeTensorMode  # takes a second to load
 
     if not torch._C._dispatch_has_kernel_for_dispatch_key("c10d::allreduce_", "Meta"):
-        # Collectives on fake tensors: torch.distributed brings them from 2.11 on, torch 2.9 in this file of its own.
+        # Collectives on fake tensors: from 2.11 on torch.distributed registers them, in torch 2.9 this module does.
         from torch.distributed._tools import fake_collectives  # noqa: F401
 
     return FakeTensorMode(allow_non_fake_inputs=True)  # random-number states are real tensors even here
 
 
 def fake_store() -> torch.distributed.Store:
-    """The store of the ``"fake"`` backend; loading it registers the backend."""
+    """Return the store of the ``"fake"`` backend; loading it registers the backend."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     return FakeStore()
 
 
 def top_saved_tensors_hooks() -> tuple[Callable, Callable] | None:
-    """The pack and unpack hooks that autograd would call now; None if there are none."""
+    """Return the pack and unpack hooks that autograd would call now; None if there are none."""
     return torch._C._autograd._top_saved_tensors_default_hooks(False)
 
 
 def times_written(tensor: Tensor) -> int:
-    """How often its values were written in place, by other ways than ``tensor.data``."""
+    """Return how often a tensor's values were written in place; writes through ``tensor.data`` don't count."""
     return 0 if tensor.is_inference() else tensor._version
 
 
 def backward_pass() -> int:
-    """The number of the backward pass that this thread is in; -1 outside any."""
+    """Return the number of the backward pass that this thread runs; -1 outside of one."""
     return torch._C._current_graph_task_id()
 
 
 def graph_is_retained() -> bool:
-    """True in a backward pass with ``retain_graph``, and outside any backward pass."""
+    """Return True in a backward pass with ``retain_graph``, and outside any backward pass."""
     return torch._C._autograd._get_current_graph_task_keep_graph()
 
 
 def node_running() -> str:
-    """The name of the autograd node whose backward runs now; "" outside backward."""
+    """Return the name of the autograd node whose backward runs now; "" outside backward."""
     node = torch._C._current_autograd_node()
     return "" if node is None else node.name()
 
 
 def place_of_node_running() -> int:
-    """The how-many-th of its thread's nodes runs now; -1 outside backward."""
+    """Return the sequence number, in its thread, of the autograd node that runs now; -1 outside backward."""
     node = torch._C._current_autograd_node()
     return -1 if node is None else node._sequence_nr()
 
 
 def holders_of(tensor: Tensor) -> tuple[int, int]:
-    """How often C++ holds a tensor, and its storage."""
+    """Return how often C++ holds a tensor, and how often its storage is held."""
     counted: Any = tensor  # some stubs lack the name
     return counted._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
 
@@ -109,37 +109,48 @@ if not hasattr(torch.ops.actmem, "reduce_scatter"):  # once a process, also when
 
 
 def start_sending_parts(x: Tensor, ranks: int, group_name: str) -> Tensor:
-    """Begin to send each rank its part of dimension 0 and to receive as much from it; read it after ``wait_for``.
+    """Begin to send each rank its part of dimension 0 and to receive one part from each rank; ``wait_for`` the result.
 
-    One operator of torch's dispatcher, so that a tool that counts collectives there sees a reduce-scatter.
+    This is one operator of torch's dispatcher, so that a tool that counts collectives there sees a reduce-scatter.
+
+    Returns: the parts of all ranks one after the other, of the shape of x.
     """
     return torch.ops.actmem.reduce_scatter(x, ranks, group_name)
 
 
 def wait_for(x: Tensor) -> Tensor:
-    """The result of ``start_sending_parts``, complete."""
+    """Wait for what ``start_sending_parts`` returned, and return it, complete."""
     return torch.ops._c10d_functional.wait_tensor(x)
 
 
 def outputs_of(stage: Any, microbatch: int) -> tuple[Tensor, ...]:
-    """The outputs of ``microbatch`` that torch's pipeline stage holds, for as long as they are not sent."""
+    """Return the outputs of ``microbatch`` that torch's pipeline stage still holds.
+
+    From torch 2.15 on these are only those that have not been sent yet; in earlier versions all that wait for their
+    backward.
+    """
     states = getattr(stage, "_forward_chunk_states", None)  # from torch 2.15 on
     return stage.fwd_cache[microbatch][0] if states is None else tuple(states[microbatch].live_outputs)
 
 
 def receive_buffers_of(stage: Any) -> list[Tensor]:
-    """The buffers of all microbatches into which torch's pipeline stage receives activations; the first has none."""
+    """Return the buffers into which torch's pipeline stage receives activations, of all microbatches; the first has
+    none.
+    """
     infos = (info for infos in stage.args_recv_info.values() for info in infos)
     return [info.buffer for info in infos if isinstance(getattr(info, "buffer", None), Tensor)]
 
 
 def first_messages(operations: list) -> list:
-    """A pipeline stage's first messages, for torch 2.9 too: all of one size, none to the rank itself (on a V)."""
+    """Adapt a pipeline stage's first messages for torch 2.9: all of one size, and none to the rank itself (on a V)."""
     for operation in operations:
         operation.tensor = operation.tensor.float()
     return [operation for operation in operations if operation.peer != torch.distributed.get_rank()]
 
 
 def without_outputs(schedule: Any) -> dict[str, bool]:
-    """What tells a schedule's ``step`` not to join the outputs; torch 2.9 always does."""
+    """Return the arguments with which a schedule's ``step`` does not join the outputs.
+
+    There are none in torch 2.9, which always joins them.
+    """
     return {"return_outputs": False} if "return_outputs" in signature(schedule.step).parameters else {}

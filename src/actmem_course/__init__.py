@@ -1,6 +1,6 @@
 """What the course needs around the library: figures, what labs share, the judge.
 
-``actmem`` never imports this package.  ``show`` and ``others`` work without torch.
+``actmem`` never imports this package. ``figures`` and ``others`` work without torch.
 """
 
 import os

@@ -1,8 +1,8 @@
-"""Command lines of the labs: the same options everywhere, and bad input in one line.
+"""Command lines of the labs: the same options everywhere, and one line for bad input.
 
-A wrong argument ends the lab with exit code 2.  Under torchrun all ranks parse the same line,
-so each finds the same fault: rank 0 prints it and exits with 2, the others leave quietly with
-0, because torchrun stops every rank as soon as one fails and could cut rank 0 off before it spoke.
+A wrong argument ends the lab with exit code 2. Under torchrun all ranks parse the same line, so each finds the same
+fault. Rank 0 prints it and exits with 2. The others exit with 0 and print nothing, because torchrun stops every rank as
+soon as one fails and could stop rank 0 before it has printed.
 """
 
 from __future__ import annotations
@@ -19,15 +19,24 @@ from typing import NoReturn
 from actmem.config import ConfigError
 from actmem_tools.command_line import whole_number
 
-#: Set where ``--ranks`` started this rank: its parent prints the error of the first rank that failed.
+#: The environment variable that is set if ``--ranks`` started this rank: its parent prints the error of the first rank
+#: that failed.
 PARENT_REPORTS = "ACTMEM_PARENT_REPORTS"
 
 
 def device_for(asked: str, ranks: int, gpus: int, alone: bool = True) -> str:
-    """ "cuda" or "cpu" for all ``ranks`` of this host, which has so many GPUs.
+    """Return "cuda" or "cpu", the device for all ranks of this host.
 
-    Ranks that don't have a GPU each, and are alone in the job, run on the CPU.  Raises ConfigError if ``asked`` is
-    "cuda", or if ranks on other hosts may have GPUs.
+    If there are fewer GPUs than ranks, the ranks run on the CPU.
+
+    Args:
+        asked: "auto", "cpu" or "cuda".
+        ranks: how many ranks run on this host.
+        gpus: how many GPUs this host has.
+        alone: whether the job has no ranks on other hosts.
+
+    Raises: ConfigError if "cuda" is asked for and there isn't a GPU for each rank. With fewer GPUs than ranks also if
+        the job has other hosts, whose ranks may have GPUs.
     """
     if asked == "cuda" and not gpus:
         raise ConfigError("device", "torch finds no CUDA GPU here")
@@ -40,7 +49,7 @@ def device_for(asked: str, ranks: int, gpus: int, alone: bool = True) -> str:
 
 
 def add_rank_arguments(parser: argparse.ArgumentParser, emulate: bool = True) -> None:
-    """--ranks N and --device; --emulate T where one rank can do the work alone."""
+    """Add --ranks N and --device to a parser; and --emulate T, if one rank can do the lab's work alone."""
     parser.add_argument("--ranks", type=int, metavar="N", help="start N ranks here (default: one for each GPU)")
     if emulate:
         parser.add_argument("--emulate", type=int, metavar="T", help="be one rank of T in a single process")
@@ -52,7 +61,8 @@ def add_rank_arguments(parser: argparse.ArgumentParser, emulate: bool = True) ->
 class LabParser(argparse.ArgumentParser):
     """An ArgumentParser whose errors are one line, on rank 0 only, with exit code 2.
 
-    spelled: options that are shorter than the argument that a ConfigError names.
+    Args:
+        spelled: for each argument that a ConfigError names, the lab's option if that has another name.
     """
 
     def __init__(self, *args, spelled: dict[str, str] | None = None, **kwargs):
@@ -78,20 +88,26 @@ class LabParser(argparse.ArgumentParser):
 
 
 def report_error(program: str, message: str) -> None:
-    """Say in one line why this process fails; of several ranks that ``--ranks`` started, the parent says it once."""
+    """Print in one line why this process fails, and tell the process that watches it.
+
+    A rank that ``--ranks`` started prints nothing: its parent prints the first error of all ranks, once.
+    """
     tell_torchrun(message)
     if PARENT_REPORTS not in os.environ:
         print_error(program, message)
 
 
 def print_error(program: str, message: str) -> None:
-    """A line on standard error, wherever that leads."""
+    """Print a line on standard error, and ignore it if that is closed."""
     with suppress(OSError, ValueError):
         print(f"{program}: {message}", file=sys.stderr, flush=True)
 
 
 def tell_torchrun(message: str) -> None:
-    """Let the parent that watches this rank, torchrun or ours, report ``message`` with its exit code."""
+    """Leave ``message`` for the process that watches this rank, torchrun or ours.
+
+    That process reports it with the exit code.
+    """
     if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         # The form that torch.distributed.elastic.multiprocessing.errors reads.
         error = {"message": {"message": message, "extraInfo": {"timestamp": str(int(time.time()))}}}
@@ -101,5 +117,5 @@ def tell_torchrun(message: str) -> None:
 
 
 def add_json_argument(parser: argparse.ArgumentParser) -> None:
-    """--json FILE, checked by ``files.check_files`` before any work is done."""
+    """Add --json FILE to a parser; ``files.check_files`` checks the file before any work is done."""
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE")

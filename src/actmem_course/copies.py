@@ -1,7 +1,7 @@
 """A learner's own copies of the labs and notebooks, in ``my/``: ``make labs`` and the first step of ``make course``.
 
-What is in ``my/`` belongs to the learner: a copy is made once, and ``--fresh`` puts a new one in its place and keeps
-the old one under another name.  This is the only code that writes copies.
+What is in ``my/`` belongs to the learner: a copy is made once. ``--fresh`` makes a new copy and keeps the old one under
+another name. Only this code writes copies.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from actmem_course.launch import LABS
 from actmem_course.strip_solutions import lab_names, lab_source
 
 NOTEBOOKS = LABS.parent / "notebooks"
-#: The learner's folder: in the checkout, or where one works if the package is installed without.
+#: The learner's folder: in the checkout, or in the working directory if the package is installed without a checkout.
 MINE = (LABS.parent if LABS.is_dir() else Path.cwd()) / "my"
 
 
 def lab_files() -> dict[str, bytes]:
-    """The labs as a learner gets them, by their path in ``my/``."""
+    """Return the labs as a learner gets them, by their path in ``my/``."""
     return {f"labs/{name}.py": lab_source(name).encode() for name in lab_names()}
 
 
 def notebook_files() -> dict[str, bytes]:
-    """The chapters by their path in ``my/``; none without a checkout."""
+    """Return the chapters by their path in ``my/``; there are none without a checkout."""
     return {f"notebooks/{path.name}": path.read_bytes() for path in sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))}
 
 
 def make(folder: Path, given: dict[str, bytes]) -> list[str]:
-    """Copy what isn't in ``folder`` yet, and return that.
+    """Copy what isn't in ``folder`` yet, and return the paths of these copies.
 
     Args:
-        given: contents by path in ``folder``.
+        given: the contents by path in ``folder``.
     """
     missing = [name for name in given if not os.path.lexists(folder / name)]
     for name in missing:
@@ -49,7 +49,7 @@ def make(folder: Path, given: dict[str, bytes]) -> list[str]:
 
 
 def set_aside(path: Path) -> Path:
-    """Give the file a free name: lab2_2.py beside lab2.py, then lab2_3.py.  Returns it."""
+    """Rename a file to a free name: lab2_2.py beside lab2.py, then lab2_3.py. Returns the new path."""
     numbered = (path.with_stem(f"{path.stem}_{number}") for number in count(2))
     free = next(other for other in numbered if not os.path.lexists(other))
     path.rename(free)
@@ -57,12 +57,13 @@ def set_aside(path: Path) -> Path:
 
 
 def typed(path: Path) -> str:
-    """A path as one types it here."""
+    """Return a path as one types it in a shell from here: relative if it is below the working directory, and quoted."""
     path = path if path.is_absolute() else Path.cwd() / path
     return shlex.quote(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
 
 
 def main() -> int:
+    """Make the copies that the command line asks for, and print where they are."""
     parser = LabParser(
         prog="actmem_course.copies", description="Make your own copies of the labs and notebooks, in my/."
     )

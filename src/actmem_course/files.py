@@ -1,4 +1,4 @@
-"""The files that labs write: checked before any work, written beside, then put in place."""
+"""The files that labs write: checked before any work, written under another name, then renamed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from actmem.config import ConfigError
 
 
 def check_files(args: argparse.Namespace, *names: str) -> None:
-    """Raise ConfigError if one of these options names a file that can't be written, or that another one names.
+    """Raise ConfigError if one of these options names a file that can't be written, or the same file as another option.
 
-    Every rank finds the same; only rank 0 touches the files.
+    Every rank checks the names; only rank 0 touches the files.
+
+    Args:
+        names: Of the options, as in ``args``.
     """
     named: dict[Path, str] = {}
     for name in names:
@@ -41,9 +44,10 @@ def _try_to_write(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Put ``text`` into the file, or leave the old file as it is where the disk is full.
+    """Replace the contents of a file by ``text``; if that fails, as on a full disk, the old contents stay.
 
-    A device or a pipe is written itself.
+    A device or a pipe is written directly.
+    Raises: OSError that names ``path``.
     """
     beside = _beside(path)
     try:
@@ -57,16 +61,16 @@ def write_text(path: Path, text: str) -> None:
 
 
 def _beside(path: Path) -> Path:
-    """Where the next contents are written, to take the place of ``path`` when they are complete."""
+    """Return where contents are written before they replace ``path``; itself for a device or a pipe."""
     if path.exists() and not path.is_file():  # a device or a pipe
         return path
     return path.resolve().with_name(path.name + ".part")
 
 
 def read_object(path: Path) -> dict:
-    """The JSON object in a file; an empty one if there is none that can be read."""
+    """Return the JSON object in a file; an empty dict if there is none that can be read."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):  # the last: nested too deeply
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}

@@ -21,12 +21,12 @@ class LabError(RuntimeError):
 
 
 def rank_environment(number: int, size: int, address: tuple[str, int] | None = None) -> dict[str, str]:
-    """The whole environment of one of a host's ranks.
+    """Return the whole environment of one of a host's ranks.
 
     Args:
         number: the rank.
         size: how many ranks there are, all on this host.
-        address: host and port of the store that another process serves.
+        address: host and port of the store that another process serves; None: the rank finds its own.
     """
     place: dict[str, object] = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
     if address:  # by the last of these, rank 0 does not look for a port to serve a store on
@@ -56,12 +56,12 @@ def run(script: str, *arguments: object, processes: int | None = None) -> subpro
 
 
 def results(script: str, *arguments: object, processes: int | None = None) -> list[dict]:
-    """What a lab writes to ``--json``; the arguments are those of ``run``.
+    """Run a lab and return what it writes to ``--json``; the arguments are those of ``run``.
 
     Exit code 1 ("measured, and something differs") is a result, not a failure.
 
     Raises:
-        LabError: with the lab's own line if it fails.
+        LabError: the lab failed; the message is its own last line.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "results.json"

@@ -1,4 +1,4 @@
-"""How every lab writes, fails and ends."""
+"""How every lab writes its output, reports an error and ends."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ import torch.distributed as dist
 
 from actmem_course.arguments import report_error
 
-#: Set, it shows the traceback of an error beside its line.
+#: The environment variable that, if set, shows an error's traceback besides its line.
 TRACEBACK = "ACTMEM_TRACEBACK"
 
 
 def lab(main: Callable[..., int]) -> Callable[..., int]:
-    """Let a lab's ``main`` end in an exit code and at most one line, whatever happens.
+    """Make a lab's ``main`` end in an exit code and at most one line of error, whatever happens.
 
-    An error is one line with the rank and the cause.  Ctrl-C is quiet.  What cannot be shown in the screen's
-    encoding is replaced.
+    The line names the rank and the cause. Ctrl-C prints nothing. Characters that the screen's encoding doesn't have are
+    replaced.
     """
 
     @wraps(main)
@@ -48,7 +48,7 @@ def lab(main: Callable[..., int]) -> Callable[..., int]:
 
 
 def fail(error: BaseException) -> NoReturn:
-    """Say what went wrong and end this rank; what started the ranks ends the others."""
+    """Print what went wrong and end this rank; the process that started the ranks ends the others."""
     if os.environ.get(TRACEBACK):
         traceback.print_exception(error)
     if isinstance(error, BrokenPipeError):  # who read the output has enough
@@ -61,7 +61,7 @@ def fail(error: BaseException) -> NoReturn:
 
 
 def leave(code: int) -> NoReturn:
-    """End the process without the interpreter's own end.
+    """End the process without Python's own shutdown.
 
     That may wait for other ranks, and aborts where a thread of gloo still runs and frees a tensor that has a Python
     object.
@@ -73,7 +73,7 @@ def leave(code: int) -> NoReturn:
 
 
 def cause_of(error: BaseException) -> str:
-    """An error in a line: what happened, and where in the course's files."""
+    """Return an error as one line: what happened, and where in the course's files."""
     lines = [line.strip() for line in str(error).strip().splitlines()] or [""]
     text = lines[0][:200]
     if isinstance(error, OSError) and error.strerror and not isinstance(error, (ConnectionError, TimeoutError)):

@@ -1,7 +1,7 @@
-"""How ranks gather values beside their process group: through the store where they met.
+"""How ranks gather values without their process group: through the store where they met.
 
-A learner's collectives may be mismatched, and then the process group cannot be trusted.  A store is only keys and
-values. It stays usable, and what started the ranks serves it, so it outlives each of them.
+A learner's collectives may be mismatched, and then the process group cannot be trusted. A store is only keys and
+values. It stays usable, and the process that started the ranks serves it, so it outlives each of them.
 
 A message is values, never code: a pickle could run anything, so ``torch.load(weights_only=True)`` reads it.
 """
@@ -23,18 +23,18 @@ SECONDS = 50
 
 
 class BadMessage(ValueError):
-    """What was read is no message of ours."""
+    """Raised if what was read is not a message that ``encoded`` wrote."""
 
 
 def encoded(value: object) -> bytes:
-    """``value`` as ``torch.save`` writes it."""
+    """Return ``value`` as bytes, as ``torch.save`` writes it."""
     written = io.BytesIO()
     torch.save(value, written)
     return written.getvalue()
 
 
 def decoded(message: bytes) -> Any:
-    """The value that ``encoded`` was given; a GPU's tensor comes back on this rank's own GPU.
+    """Return the value that ``encoded`` was given; a GPU's tensor is put on this rank's own GPU.
 
     Raises:
         BadMessage: on anything but values, tensors and sets.
@@ -51,12 +51,12 @@ def decoded(message: bytes) -> Any:
             value = torch.load(io.BytesIO(message), map_location=on_cpu, weights_only=True)
     except Exception as error:
         raise BadMessage(f"no message of ours: {type(error).__name__}") from None
-    own = lambda tensor: tensor.cuda() if tensor.untyped_storage().data_ptr() in from_gpus else tensor  # noqa: E731
-    return tree_map_only(torch.Tensor, own, value)
+    to_own_gpu = lambda tensor: tensor.cuda() if tensor.untyped_storage().data_ptr() in from_gpus else tensor  # noqa: E731
+    return tree_map_only(torch.Tensor, to_own_gpu, value)
 
 
 class RankStore:
-    """All ranks, seen from one.  Every rank must make the same calls in the same order."""
+    """All ranks, as seen from one. Every rank must make the same calls in the same order."""
 
     def __init__(self, rank: int = 0, size: int = 1, store: dist.Store | None = None):
         self.rank, self.size = rank, size
@@ -64,7 +64,7 @@ class RankStore:
         self._calls = 0
 
     def gather(self, value: object) -> list:
-        """Every rank's ``value``, in the order of the ranks; anything that ``encoded`` takes."""
+        """Return every rank's ``value``, in the order of the ranks; a value is anything that ``encoded`` takes."""
         if self.size == 1:
             return [value]
         self._calls += 1
@@ -73,10 +73,12 @@ class RankStore:
 
 
 def connect(purpose: str, seconds: float = SECONDS) -> RankStore:
-    """A connection of its own to the ranks' store, because one that waits is blocked.
+    """Open a connection to the ranks' store.
+
+    Each purpose has one of its own, because a connection that waits is blocked.
 
     Args:
-        purpose: each has keys of its own, and every rank must connect for it.
+        purpose: its name; the keys of each purpose are separate, and every rank must connect for it.
         seconds: how long ``gather`` waits for another rank.
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:

@@ -1,8 +1,8 @@
 """This process as a rank: started by torchrun or by ``--ranks``, or emulated.
 
-With ``--ranks`` one parent starts them, ends them together and says why.  It uses the part of torchrun that watches
-processes, and serves the store where the ranks meet on the loopback interface only: torchrun's own listens on every
-interface.
+With ``--ranks`` one parent starts the ranks, ends them together and prints why. It uses the part of torchrun that
+watches processes. It serves the store where the ranks meet on the loopback interface only; torchrun's own store listens
+on every interface.
 """
 
 from __future__ import annotations
@@ -36,9 +36,14 @@ TIMEOUT = timedelta(minutes=10)
 
 @dataclass(frozen=True)
 class Ranks:
-    """All ranks, seen from one.
+    """All ranks, as seen from one.
 
-    size: how many; device: this one's; emulated: alone, playing one of many; store: where the ranks gather values.
+    Attributes:
+        rank: this one's number.
+        size: how many there are.
+        device: this rank's, "cpu" or "cuda".
+        emulated: whether this process alone acts as one rank of many.
+        store: where the ranks gather values.
     """
 
     rank: int
@@ -48,21 +53,22 @@ class Ranks:
     store: RankStore = RankStore()
 
     def gather(self, value: object) -> list:
-        """Every rank's ``value``, in the order of the ranks; only this rank's own when emulated."""
+        """Return every rank's ``value``, in the order of the ranks; if emulated, only this rank's."""
         return self.store.gather(value)
 
 
 def check_ranks(args: argparse.Namespace, script: str) -> int:
-    """How many ranks there will be; ``args.device`` is "cpu" or "cuda" from here on, on all of a host's ranks.
+    """Return how many ranks there will be, and set ``args.device`` to "cpu" or "cuda" for all of this host's ranks.
 
-    With --ranks, or on GPUs, this starts the ranks and ends with them.
+    If the ranks have not been started yet, with --ranks or on GPUs, it starts them, waits, and ends this process with
+    their exit code: then it does not return.
 
     Args:
         args: parsed options of ``add_rank_arguments``.
         script: the lab's file name.
 
     Raises:
-        ConfigError: if the arguments and the start do not fit.
+        ConfigError: the arguments and the way in which the lab was started do not fit.
     """
     started = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -89,11 +95,14 @@ def check_ranks(args: argparse.Namespace, script: str) -> int:
 def ranks(args: argparse.Namespace, real_tensors: bool = False) -> Iterator[Ranks]:
     """Join the process group (NCCL on GPUs, gloo on CPUs, fake when emulated) and leave it at the end.
 
-    After an error in the block the group stays: to destroy NCCL's may wait for the others, which wait for this rank.
+    After an error in the block the group stays: destroying NCCL's may wait for the other ranks, which wait for this
+    one.
 
     Args:
         args: parsed options of ``add_rank_arguments``, which ``check_ranks`` has seen.
-        real_tensors: an emulated rank works on real tensors on a CPU too, as it must to be timed.
+        real_tensors: an emulated rank uses real tensors on a CPU too, which it needs to be timed.
+
+    Yields: all ranks, as seen from this one.
     """
     if args.emulate is not None:
         # Loaded only here: real ranks don't need it, and a lab's --help should not wait for it.
@@ -113,7 +122,7 @@ def ranks(args: argparse.Namespace, real_tensors: bool = False) -> Iterator[Rank
 
 
 def join_group(device: str) -> None:
-    """Make the process group: NCCL's with a GPU for each rank, or gloo's, on loopback where all are on this host."""
+    """Make the process group: NCCL's with a GPU for each rank, or gloo's, on loopback if all ranks are on this host."""
     if device == "cuda":
         gpu = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(gpu)
@@ -126,7 +135,7 @@ def join_group(device: str) -> None:
 
 
 def start_ranks(script: str, arguments: list[str], size: int) -> int:
-    """Run a script as ``size`` ranks on this machine.  When one fails, the others are ended.
+    """Run a script as ``size`` ranks on this machine. When one fails, the others are ended.
 
     Args:
         script: its path.
@@ -134,8 +143,8 @@ def start_ranks(script: str, arguments: list[str], size: int) -> int:
         size: the number of ranks.
 
     Returns:
-        The exit code: 0 if all ranks ended with 0, 130 after Ctrl-C, 128 + n after another signal of number n, else
-        2 or 1 as the first rank that failed.
+        The exit code: 0 if all ranks ended with 0, 130 after Ctrl-C, 128 + n after another signal of number n. Else 2
+            if the first rank that failed ended with 2, otherwise 1.
     """
     program = os.path.basename(script)
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # one line of ours says it all
@@ -167,7 +176,7 @@ def start_ranks(script: str, arguments: list[str], size: int) -> int:
 
 @contextmanager
 def served_store() -> Iterator[tuple[str, int]]:
-    """The host and port of a store for the ranks, which nobody on another machine can reach."""
+    """Serve a store for the ranks in the block, and yield its host and port; no other machine can reach it."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         host, port = listener.getsockname()
         served = dist.TCPStore(

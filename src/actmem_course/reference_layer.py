@@ -12,7 +12,10 @@ from actmem.parallel.rng import DropoutMask
 
 
 def split_heads(qkv: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Q, K and V, each ``[b·n, s, d]``, from ``[s, b, 3nd]``: first all of Q, then K, then V; n heads of size d."""
+    """Split a projection's output ``[s, b, 3nd]``, first all of Q, then K, then V, for n heads of size d.
+
+    Returns: Q, K and V, each ``[b·n, s, d]``.
+    """
     s, b, width = qkv.shape
     parts = qkv.view(s, b, 3, num_heads, width // (3 * num_heads))
     # [s, b, 3, n, d] to three of [b·n, s, d]
@@ -21,31 +24,38 @@ def split_heads(qkv: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def merge_heads(context: Tensor, micro_batch_size: int) -> Tensor:
-    """``[b·n, s, d]`` back to ``[s, b, nd]``."""
+    """Turn heads ``[b·n, s, d]`` back into ``[s, b, nd]``."""
     return context.transpose(0, 1).reshape(context.shape[1], micro_batch_size, -1)
 
 
 def core_attention(q: Tensor, k: Tensor, v: Tensor, dropout=lambda weights: weights) -> Tensor:
-    """Causal attention of ``[b·n, s, d]``: QKᵀ, softmax, ``dropout``, times V (2205.05198 figure 3)."""
+    """Compute causal attention of q, k and v ``[b·n, s, d]``: QKᵀ, softmax, ``dropout``, times V.
+
+    Source: 2205.05198 figure 3.
+    """
     hidden = q.new_full((q.shape[1], k.shape[1]), float("-inf")).triu_(1)  # a query sees no later key
     scores = torch.baddbmm(hidden.expand(q.shape[0], -1, -1), q, k.transpose(1, 2), alpha=q.shape[-1] ** -0.5)
     return torch.bmm(dropout(F.softmax(scores, dim=-1)), v)
 
 
 def gelu(x: Tensor) -> Tensor:
-    """GeLU by its tanh formula; keeps its input."""
+    """Compute GeLU by its tanh formula. Saves its input."""
     return F.gelu(x, approximate="tanh")
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Layer norm over the last dimension; keeps its input and two numbers a token."""
+    """Compute layer norm over the last dimension. Saves its input and two numbers a token."""
     return F.layer_norm(x, x.shape[-1:], weight, bias)
 
 
 class Dropouts:
     """A layer's dropouts: ``core`` for the attention weights, ``block`` for what is added to the residual.
 
-    Each draws from a generator of its own, or from torch's default one.  Keeps a mask of 1 byte an element.
+    Saves: a mask of 1 byte an element, for each.
+
+    Args:
+        p: the probability.
+        core, block: the generator of each; None: torch's default one.
     """
 
     def __init__(self, p: float, core: torch.Generator | None = None, block: torch.Generator | None = None):
@@ -62,7 +72,9 @@ class Dropouts:
 class LayerWeights:
     """One layer's parameters, as torch stores them, ``[out, in]``; one rank's shard if they are sharded.
 
-    num_attention_heads: a, of all ranks together.  Rows of qkv_weight: Q, then K, then V.
+    Attributes:
+        num_attention_heads: a, of all ranks together.
+        qkv_weight: its rows are those of Q, then K, then V.
     """
 
     num_attention_heads: int
@@ -80,15 +92,15 @@ class LayerWeights:
     down_bias: Tensor
 
     def named(self) -> dict[str, Tensor]:
-        """The twelve parameters by name."""
+        """Return the twelve parameters by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)[1:]}
 
     def map(self, function) -> LayerWeights:
-        """A copy with ``function(name, tensor)`` in place of each parameter."""
+        """Return a copy with ``function(name, tensor)`` in place of each parameter."""
         return replace(self, **{name: function(name, tensor) for name, tensor in self.named().items()})
 
     def part(self, rank: int, t: int) -> LayerWeights:
-        """Rank's shard: QKV and up split by output features, projection and down by input features."""
+        """Return one rank's shard: QKV and up are split by output features, projection and down by input features."""
 
         def cut(name: str, tensor: Tensor) -> Tensor:
             if name.startswith("qkv"):
@@ -103,7 +115,7 @@ class LayerWeights:
 def random_weights(
     hidden_size: int, num_attention_heads: int, seed: int = 0, dtype=torch.float64, device="cpu"
 ) -> LayerWeights:
-    """Random parameters of a whole layer, the same on every rank."""
+    """Draw random parameters of a whole layer, the same on every rank."""
     h, generator = hidden_size, torch.Generator().manual_seed(seed)
     sizes = {
         "norm1": (h,),
@@ -123,17 +135,25 @@ def random_weights(
 
 
 def attention(x: Tensor, w: LayerWeights, dropout=lambda weights: weights, core=core_attention) -> Tensor:
-    """Self-attention of ``[s, b, h]``, all heads.  core: what to call in place of core_attention."""
+    """Compute self-attention of ``[s, b, h]`` with all heads.
+
+    Args:
+        core: what to call in place of core_attention.
+    """
     q, k, v = split_heads(F.linear(x, w.qkv_weight, w.qkv_bias), w.num_attention_heads)
     return F.linear(merge_heads(core(q, k, v, dropout), x.shape[1]), w.projection_weight, w.projection_bias)
 
 
 def mlp(x: Tensor, w: LayerWeights) -> Tensor:
-    """h → 4h, GeLU, 4h → h of ``[s, b, h]``."""
+    """Compute h → 4h, GeLU, 4h → h of ``[s, b, h]``."""
     return F.linear(gelu(F.linear(x, w.up_weight, w.up_bias)), w.down_weight, w.down_bias)
 
 
 def layer(x: Tensor, w: LayerWeights, dropouts: Dropouts, core=core_attention) -> Tensor:
-    """One layer of 2205.05198 figure 2 on ``[s, b, h]``, without any parallelism.  core: see attention."""
+    """Run one layer of 2205.05198 figure 2 on ``[s, b, h]``, without any parallelism.
+
+    Args:
+        core: what to call in place of core_attention.
+    """
     x = x + dropouts.block(attention(layer_norm(x, w.norm1_weight, w.norm1_bias), w, dropouts.core, core))
     return x + dropouts.block(mlp(layer_norm(x, w.norm2_weight, w.norm2_bias), w))

@@ -12,11 +12,14 @@ from actmem.config import ConfigError, check_size
 
 
 def standard_library(num_bytes: int, device: torch.device | str = "cpu", folder: Path | None = None) -> Tensor:
-    """The first bytes of the standard library's top modules, in the order of their names: int64 ``[num_bytes]``.
+    """Return the first bytes of the standard library's top modules, in the order of their names: int64 ``[num_bytes]``.
 
-    Each byte is a token, 0 to 255.  The same Python gives the same text on every machine.
-    folder: where the modules lie, by default where this Python has them.
-    Raises ConfigError if there is less text than asked for, as where only compiled modules are installed.
+    Each byte is a token, 0 to 255. The same Python gives the same text on every machine.
+
+    Args:
+        folder: where the modules are; None: where this Python has them.
+
+    Raises: ConfigError if there is less text than asked for, as where only compiled modules are installed.
     """
     check_size("num_bytes", num_bytes)
     folder = folder or Path(sysconfig.get_paths()["stdlib"])

@@ -1,9 +1,8 @@
 """Cut a lab from its solution, so that the two have one source.
 
-A public function keeps its signature and docstring and loses its body; a private function or
-class goes; everything else stays.  The lines that call the judge come from here: the judge
-imports the solutions, so they don't import the judge.  Whoever edits a solution runs ``python -m
-actmem_course.strip_solutions`` after it, which writes labs/ anew.
+A public function keeps its signature and docstring and loses its body; a private function or class is left out;
+everything else stays. The lines that call the judge are added here: the judge imports the solutions, so they can't
+import the judge. After editing a solution run ``python -m actmem_course.strip_solutions``, which writes labs/ again.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from actmem_course.launch import LABS
 if TYPE_CHECKING:
     from actmem_course.judge.exercise import Lab
 
-#: Above the imports: whoever runs the file is answered before torch is loaded, and the ranks load the file afresh.
+#: The lines above a lab's imports: the judge answers before torch is loaded, and the ranks load the file again.
 _JUDGE_LINES = """
 if __name__ == "__main__":
     from actmem_course.judge import main
@@ -30,20 +29,20 @@ SOLUTIONS = Path(__file__).parent / "judge" / "solutions"
 
 
 def lab_names() -> list[str]:
-    """The labs to write, in the order of the course."""
+    """Return the names of the labs to write, in the order of the course."""
     names = (path.stem for path in SOLUTIONS.glob("lab*.py"))
     return sorted(names, key=lambda name: int(name.partition("_")[0].removeprefix("lab")))
 
 
 def lab_source(name: str) -> str:
-    """The source of a lab as a learner gets it."""
+    """Return the source of a lab as a learner gets it."""
     from actmem_course.judge.outline import load_lab  # the judge imports this module
 
     return with_readings(load_lab(name), cut((SOLUTIONS / f"{name}.py").read_text(encoding="utf-8")))
 
 
 def with_readings(lab: Lab, source: str) -> str:
-    """A lab's source that says which chapter to read, and at each exercise which section of it."""
+    """Add to a lab's source which chapter to read, and at each exercise which section of it."""
     elsewhere = {one.number: f" in notebooks/{one.chapter}.ipynb" for one in lab.exercises if one.chapter}
     at = {one.number: f"“{one.section}”{elsewhere.get(one.number, '')}" for one in lab.exercises}
     read = f"Read notebooks/{lab.chapter}.ipynb first; each exercise names its section.\n\n"
@@ -52,7 +51,7 @@ def with_readings(lab: Lab, source: str) -> str:
 
 
 def cut(solution: str) -> str:
-    """The source of a lab from the source of its solution.  A lab without answers is cut to itself."""
+    """Make the source of a lab from the source of its solution. A lab without answers is not changed."""
     lines = solution.splitlines()
     kept: list[str] = []
     end = 0  # lines before this one are dealt with
@@ -76,11 +75,12 @@ def cut(solution: str) -> str:
 
 
 def _given(before: list[str]) -> bool:
-    """Whether the comment above a function says that the learner gets it whole."""
+    """Return whether the comment above a function says that the learner gets it whole."""
     return any(line.startswith("# given") for line in before)
 
 
 def main() -> None:
+    """Write all labs again."""
     for name in lab_names():
         (LABS / f"{name}.py").write_text(lab_source(name), encoding="utf-8")
 

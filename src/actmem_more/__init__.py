@@ -1,4 +1,4 @@
-"""Layers, losses and stores since the paper: ``actmem`` grown by what it left open.
+"""Layers, losses and stores since the paper: what ``actmem`` leaves out.
 
 As in ``actmem``, each name loads its module when it is first asked for.
 """

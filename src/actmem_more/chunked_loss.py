@@ -1,4 +1,4 @@
-"""The output layer and the loss in one, a chunk of tokens at a time: all logits never exist at once."""
+"""The output layer and the loss in one operation, a chunk of tokens at a time: all logits never exist at once."""
 
 from __future__ import annotations
 
@@ -18,26 +18,28 @@ from actmem.parallel.vocab import checked_targets, leave_out_padding, own_rows, 
 
 
 class LinearCrossEntropy(nn.Module):
-    """Output layer and loss in one, with the logits of ``chunk`` tokens at a time: no more ever exist.
+    """Output layer and loss in one operation, of which only the logits of ``chunk`` tokens exist at a time.
 
     Args:
         chunk: tokens whose logits exist at once.
+        ignore_index: the target of positions that have no loss.
         vocab_size: as for ``vocab.VocabParallelCrossEntropy``.
 
     Args of ``forward``:
         x: ``[s, b, h]``, the same on all ranks, or this rank's ``[s/t, b, h]`` under sequence parallelism.
         weight: ``[v/t, h]``, this rank's rows.
-        targets: ids ``[s, b]``, all of them.
+        targets: ids ``[s, b]``, on every rank all of them.
 
-    Returns: the loss of each token, not the mean that ``vocab.VocabParallelCrossEntropy`` gives: ``[s, b]`` in float32
-        (float64 for float64 x), the same on all ranks.  Where the target is ``ignore_index`` the loss and its
-        gradient are 0.
+    Returns: the loss of each token, ``[s, b]`` in float32 (float64 for float64 x), the same on all ranks.
+        ``vocab.VocabParallelCrossEntropy`` gives the mean instead. Where the target is ``ignore_index`` the loss and
+        its gradient are 0.
     Saves: x as given, 2sbh bytes in 16 bits or 1/t of that; a 4-byte copy of the targets; one number a token.
-    Recomputes: each chunk's logits in backward: 4 matmuls of s·b·v·h in place of 3, one less if x or the weight needs
-        no gradient.
-    Collectives: 3sb numbers in forward, and x's gradient in backward; under sequence parallelism it gathers x in both.
-    Raises: ConfigError on a chunk below 1, on other than one target for each token, and on any other target outside
-        0 … v − 1 (on a GPU: a device-side assertion).
+    Recomputes: each chunk's logits in backward. So there are 4 matmuls of s·b·v·h in place of 3; one less if x or the
+    weight needs no gradient.
+    Collectives: three numbers for each of the sb positions in forward, and x's gradient in backward. Under sequence
+        parallelism x is gathered in both.
+    Raises: ConfigError on a chunk below 1, unless there is one target for each token, and on a target that is neither
+        in 0 … v − 1 nor ``ignore_index`` (on a GPU a device-side assertion).
     Source: 2205.05198 section 4.3 for the sharing; 2410.10989 (Liger) and 2411.09009 for the chunks.
     """
 

@@ -39,12 +39,16 @@ from actmem_more.torch_private import flash_attention, flash_backward, flash_on_
 
 @dataclass(frozen=True)
 class ContextParallel:
-    """The ranks that share a sequence.  ranks: their group, seen from one of them; all may hold different tokens.
+    """The ranks that share a sequence, as seen from one of them.
 
-    Each finds every weight's gradient from its own tokens: add them up as those of data-parallel ranks.
+    Each rank computes every weight's gradient from its own tokens only, so add the gradients up over these ranks as
+    over data-parallel ranks.
 
-    kind: one of CONTEXT_KINDS.  "gather" keeps this rank's K and V and gathers them again in backward, as
-    sequence parallelism does with a matmul's input; "gather-plain" keeps the gathered K and V.
+    Args:
+        ranks: the group.
+        kind: one of CONTEXT_KINDS. "gather" saves this rank's K and V and gathers them again in backward, as sequence
+            parallelism does with a matmul's input; "gather-plain" saves the gathered K and V; "ulysses" exchanges
+            tokens for heads.
     """
 
     ranks: TensorParallel = TensorParallel()
@@ -55,22 +59,22 @@ class ContextParallel:
 
     @property
     def size(self) -> int:
-        """How many ranks (c)."""
+        """Number of ranks (c)."""
         return self.ranks.size
 
     @property
     def is_ulysses(self) -> bool:
-        """Whether heads are exchanged for tokens.  A single rank sends nothing."""
+        """Whether heads are exchanged for tokens; False for a single rank, which sends nothing."""
         return self.kind == "ulysses" and self.size > 1
 
     @property
     def chunks(self) -> list[tuple[int, ...]]:
-        """The chunks of the sequence that each rank holds, in its order."""
+        """For each rank the numbers of the chunks of the sequence that it holds, in its order."""
         c = self.size
         return [(rank,) if self.is_ulysses else (rank, 2 * c - 1 - rank) for rank in range(c)]
 
     def own_tokens(self, x: Tensor) -> Tensor:
-        """This rank's tokens ``[s/c, …]`` of a whole sequence ``[s, …]``."""
+        """Return this rank's tokens ``[s/c, …]`` of a whole sequence ``[s, …]``; raise ConfigError on other lengths."""
         if self.size == 1:
             return x
         number = sum(map(len, self.chunks))
@@ -79,30 +83,43 @@ class ContextParallel:
         return torch.cat([parts[chunk] for chunk in self.chunks[self.ranks.rank]])
 
     def in_order(self, gathered: Tensor) -> Tensor:
-        """Tokens ``[s, …]`` as an all-gather leaves them, rank by rank, in the order of the sequence."""
+        """Put tokens ``[s, …]`` that an all-gather joined, rank after rank, in the order of the sequence."""
         held = [chunk for chunks in self.chunks for chunk in chunks]
         parts = gathered.chunk(len(held))
         return torch.cat([parts[held.index(chunk)] for chunk in range(len(held))])
 
     def _by_rank(self, x: Tensor) -> Tensor:
-        """Tokens ``[s, …]`` in the order of the sequence, rank by rank: undoes ``in_order``."""
+        """Put tokens ``[s, …]`` in the order of the sequence rank after rank; this undoes ``in_order``."""
         parts = x.chunk(sum(map(len, self.chunks)))
         return torch.cat([parts[chunk] for chunks in self.chunks for chunk in chunks])
 
     def gathered(self, x: Tensor) -> Tensor:
-        """``[s/c, …]`` of each rank to ``[s, …]`` in order.  Not differentiable; ``scattered`` is its conjugate."""
+        """Gather each rank's ``[s/c, …]`` to ``[s, …]`` in the order of the sequence.
+
+        It is not differentiable; ``scattered`` is its conjugate.
+        """
         return self.in_order(all_gather(x, self.ranks))
 
     def scattered(self, x: Tensor) -> Tensor:
-        """The sum over the ranks of ``[s, …]``, and of it this rank's ``[s/c, …]``.  Not differentiable."""
+        """Sum each rank's ``[s, …]`` and return this rank's tokens of the sum, ``[s/c, …]``.
+
+        It is not differentiable; ``gathered`` is its conjugate.
+        """
         return reduce_scatter(self._by_rank(x), self.ranks)
 
     def enter_query(self, x: Tensor) -> Tensor:
-        """``[s/c, b, heads, d]`` to the queries that this rank attends with.  Keeps nothing."""
+        """Turn this rank's ``[s/c, b, heads, d]`` into the queries with which it attends. Saves nothing.
+
+        Under "ulysses" these are all tokens of some heads, else the same tensor.
+        """
         return to_heads(x, self.ranks) if self.is_ulysses else x
 
     def enter_key(self, x: Tensor) -> Tensor:
-        """The same for keys and values.  Keeps nothing; what the plain kind gathers here, attention keeps."""
+        """Turn this rank's keys or values ``[s/c, b, heads, d]`` into those with which it attends. Saves nothing.
+
+        Under "gather-plain" they are gathered here, and attention saves them gathered; otherwise as for
+        ``enter_query``.
+        """
         if self.kind == "gather-plain" and self.size > 1:
             return self.in_order(g(x, self.ranks))
         return self.enter_query(x)
@@ -111,10 +128,17 @@ class ContextParallel:
 def layer_groups(
     context_parallel_size: int, kind: str = "gather", *, sequence_parallel: bool = False, replicas: int = 1
 ) -> tuple[TensorParallel, ContextParallel]:
-    """This rank's tensor-parallel and context-parallel groups.  Every rank of the job must call it.
+    """Make this rank's tensor-parallel and context-parallel groups. Every rank of the job must call it.
 
-    All ranks share one layer: t neighbours share its weights, and every t-th rank a sequence.  Raises ConfigError if
-    ``context_parallel_size`` doesn't divide their number.  replicas: data-parallel ranks, each with such groups.
+    All ranks of a replica share one layer: t neighbouring ranks share its weights, and every t-th rank shares a
+    sequence.
+
+    Args:
+        kind: one of CONTEXT_KINDS.
+        replicas: data-parallel copies of the model, each with groups of its own.
+
+    Returns: the two groups.
+    Raises: ConfigError if context_parallel_size · replicas doesn't divide the number of ranks.
     """
     check_choice("kind", kind, CONTEXT_KINDS)
     check_size("context_parallel_size", context_parallel_size)
@@ -129,7 +153,7 @@ def layer_groups(
 
 
 def to_heads(x: Tensor, ranks: TensorParallel) -> Tensor:
-    """``[s/c, b, heads, d]`` to ``[s, b, heads/c, d]``: own tokens of all heads to all tokens of own heads.
+    """Exchange tokens for heads: ``[s/c, b, heads, d]``, own tokens of all heads, becomes ``[s, b, heads/c, d]``.
 
     Saves nothing.
     """
@@ -137,7 +161,7 @@ def to_heads(x: Tensor, ranks: TensorParallel) -> Tensor:
 
 
 def to_tokens(x: Tensor, ranks: TensorParallel) -> Tensor:
-    """``[s, b, heads/c, d]`` to ``[s/c, b, heads, d]``: the way back.  Keeps nothing."""
+    """Exchange heads for tokens, back: ``[s, b, heads/c, d]`` becomes ``[s/c, b, heads, d]``. Saves nothing."""
     return _ToTokens.apply(x, ranks)
 
 
@@ -145,7 +169,7 @@ class _ToHeads(Function):
     @staticmethod
     def forward(ctx, x: Tensor, ranks: TensorParallel) -> Tensor:
         ctx.ranks = ranks
-        # To rank i the i-th part of the heads; from it the i-th part of the sequence.
+        # Rank i gets the i-th part of the heads, and sends the i-th part of the sequence.
         return all_to_all(x.unflatten(2, (ranks.size, -1)).movedim(2, 0), ranks).flatten(0, 1)
 
     @staticmethod
@@ -165,12 +189,15 @@ class _ToTokens(Function):
 
 
 def attend_part(q: Tensor, k: Tensor, v: Tensor, context: ContextParallel) -> Tensor:
-    """Q ``[b, heads, s/c, d]`` and K, V ``[b, kv heads, s/c, d]`` of this rank's tokens to ``[s/c, b, heads·d]``.
+    """Compute causal attention of this rank's tokens over the whole sequence.
 
-    "gather" gathers K and V, and again in backward.  Under "gather-plain" K and V are ``[b, kv heads, s, d]``,
-    gathered before.
+    Args:
+        q: ``[b, heads, s/c, d]``.
+        k, v: ``[b, kv heads, s/c, d]``; "gather" gathers them here, and again in backward. Under "gather-plain" they
+            were gathered before and are ``[b, kv heads, s, d]``.
 
-    Saves: the three as given, its result, and the log-sum-exp of each query over all its keys, 4 bytes.
+    Returns: ``[s/c, b, heads·d]``.
+    Saves: q, k and v as given, the result, and the log-sum-exp of each query over all its keys, 4 bytes.
     """
     return _PartAttention.apply(q, k, v, context).flatten(2)
 
@@ -204,54 +231,55 @@ class _PartAttention(Function):
         q, k, v, result, sums = ctx.saved_tensors
         keys, values = _whole(k, context), _whole(v, context)
         grad, result = (x.view_as(result).permute(1, 2, 0, 3) for x in (grad.contiguous(), result))
-        # As their inputs lie, tokens first, so that no collective needs a copy.
+        # With the layout of their inputs, tokens first, so that no collective needs a copy.
         grad_q, grad_keys, grad_values = (_zeros_like(x) for x in (q, keys, values))
         for own, calls in _calls(context, q.shape[2]):
             for seen, is_causal in calls:
-                found = _flash_backward(
+                gradients = _flash_backward(
                     grad[:, :, own], q[:, :, own], keys[:, :, seen], values[:, :, seen],
                     result[:, :, own], sums[:, :, own].contiguous(), is_causal,
                 )  # fmt: skip
-                for total, rows, part in zip((grad_q, grad_keys, grad_values), (own, seen, seen), found):
+                for total, rows, part in zip((grad_q, grad_keys, grad_values), (own, seen, seen), gradients):
                     total[:, :, rows] += part
         return grad_q, _own(grad_keys, context), _own(grad_values, context), None
 
 
 def _calls(context: ContextParallel, length: int) -> list[tuple[slice, list[tuple[slice, bool]]]]:
-    """For each chunk of this rank's queries: where they lie, and its calls.
+    """List the kernel calls for each chunk of this rank's queries.
 
-    Returns: of each call the keys, and whether its mask is causal.
+    Returns: for each chunk, the slice of this rank's tokens where it lies, and for each of its calls the slice of the
+        keys and whether its mask is causal.
     """
     own_chunks = context.chunks[context.ranks.rank]
-    each, found = check_divides("sequence length", length, "the chunks of a rank", len(own_chunks)), []
+    size, calls = check_divides("sequence length", length, "the chunks of a rank", len(own_chunks)), []
     for place, chunk in enumerate(own_chunks):
-        before, own = slice(0, chunk * each), slice(chunk * each, (chunk + 1) * each)
-        found.append((slice(place * each, (place + 1) * each), [(before, False)] * (chunk > 0) + [(own, True)]))
-    return found
+        before, own = slice(0, chunk * size), slice(chunk * size, (chunk + 1) * size)
+        calls.append((slice(place * size, (place + 1) * size), [(before, False)] * (chunk > 0) + [(own, True)]))
+    return calls
 
 
 def _whole(x: Tensor, context: ContextParallel) -> Tensor:
-    """Keys or values of all tokens, ``[b, kv heads, s, d]``."""
+    """Return the keys or values of all tokens, ``[b, kv heads, s, d]``, in the order of the sequence."""
     if context.kind == "gather-plain":
         return x
     return context.gathered(x.permute(2, 0, 1, 3)).permute(1, 2, 0, 3)
 
 
 def _own(grad: Tensor, context: ContextParallel) -> Tensor:
-    """The gradient of what this rank gave: its own tokens', summed over the ranks whose queries read them."""
+    """Return the gradient of this rank's own tokens, summed over the ranks whose queries read them."""
     if context.kind == "gather-plain":  # the conjugate of g does it
         return grad
     return context.scattered(grad.permute(2, 0, 1, 3)).permute(1, 2, 0, 3)
 
 
 def _zeros_like(x: Tensor) -> Tensor:
-    """``[b, heads, s, d]`` as a view of a tensor with the tokens first."""
+    """Return zeros of shape ``[b, heads, s, d]``, as a view of a tensor with the tokens first."""
     b, heads, length, d = x.shape
     return x.new_zeros(length, b, heads, d).permute(1, 2, 0, 3)
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
-    """The kernel's result ``[b, heads, queries, d]`` and the log-sum-exp of each query."""
+    """Run the flash kernel; returns the result ``[b, heads, queries, d]`` and the log-sum-exp of each query."""
     if q.is_cuda:
         return flash_attention(q, k, v, 0.0, is_causal)[:2]
     return flash_on_cpu(q, k, v, 0.0, is_causal)
@@ -260,7 +288,7 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Te
 def _flash_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, is_causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v through one call, given the result and the log-sum-exp of all calls."""
+    """Return the gradients of q, k and v through one call, from the result and log-sum-exp of all calls together."""
     if q.is_cuda:
         lengths, no_state = (q.shape[2], k.shape[2]), q.new_empty(2, dtype=torch.uint64)  # no dropout: not read
         return flash_backward(grad, q, k, v, out, lse, None, None, *lengths, 0.0, is_causal, no_state, no_state)

@@ -1,18 +1,19 @@
 """Mixture of experts: a router sends each token to κ of E gated MLPs; no token is dropped.
 
-**Dispatch.**  sb tokens make sb·κ pairs of a token and an expert.  A rank holds E/t experts whole.
-Under sequence parallelism it routes its own tokens, and an all-to-all brings each pair's row to the
-rank of its expert and back; so it does where more ranks than t share the experts, each with its own tokens.
-Without it every rank has every token, takes the pairs of its own experts, and the ranks add what they found.
-Ranks hold as much as the router sends them: R pairs.
+**Dispatch.** sb tokens make sb·κ pairs of a token and an expert. A rank holds E/t experts whole. Under sequence
+parallelism a rank routes its own tokens; an all-to-all brings each pair's row to the rank of its expert, and another
+one brings the result back. The same happens where more ranks than t share the experts, each with its own tokens.
+Without sequence parallelism every rank has every token and takes the pairs of its own experts, and the ranks add up
+their results. A rank holds as many pairs as the router sends it: R.
 
-**What is not kept**, though a plain implementation keeps it: the rows of the dispatched tokens, which backward
-sends again, as sequence parallelism gathers again; the experts' outputs, because the routing weight
-multiplies before the down matmul; the probabilities of experts that were not chosen.
+**What is not saved**, though a plain implementation saves it: the rows of the dispatched tokens, which backward sends
+again, as sequence parallelism gathers again; the experts' outputs, because the routing weight multiplies before the
+down matmul; the probabilities of experts that were not chosen.
 
 **DeepSeek-V3's router** (2412.19437 section 2.1.2) weighs the chosen experts by sigmoids of their scores, divided by
-their sum.  A bias that evens out the load and a choice of 4 of 8 groups come before the choice of experts; they change
-which experts a token takes and no byte that it keeps, so they are not here, nor is the constant 2.5.
+their sum. In DeepSeek-V3 a bias that evens out the load, and a choice of 4 of 8 groups, come before the choice of
+experts. They change which experts a token takes and no byte that is saved, so they are left out here, and so is the
+constant 2.5.
 """
 
 from __future__ import annotations
@@ -37,17 +38,25 @@ from actmem_more.all_to_all import all_to_all
 from actmem_more.llama_modules import GatedMLP, ReplicatedLinear
 from actmem_more.llama_shape import LlamaShape
 
-#: "even" and "one-sided" ignore the router's scores: every expert alike, or the first κ experts for every token.
+#: How experts are chosen.  "learned" takes those with the best scores.  The others ignore the scores: "even" gives each
+#: expert the same number of pairs, "one-sided" sends every token to the first κ experts.
 Routing = Literal["learned", "even", "one-sided"]
 
 
 class ExpertMLP(ParallelModule):
-    """Σ over a token's κ experts of weight · down(silu(gate(x)) · up(x)), and the shared experts' if there are any.
+    """A mixture of experts: the sum over a token's κ experts of weight · down(silu(gate(x)) · up(x)).
 
-    In and out: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.  routing: see Routing; a
-    forced one needs no values, so an emulated rank can run it.  experts: the ranks that share experts, see
-    ``expert_ranks``; None: those of ``tp``.  routed_tokens: of the last forward pass, the pairs of a token and an
-    expert that this rank's experts took (R).
+    Shared experts, if there are any, add their output.
+
+    Args:
+        routing: see Routing. The forced ones need no values of the scores, so an emulated rank can run them.
+        experts: the ranks that share the experts, from ``expert_ranks``; None: those of ``tp``.
+
+    Args of ``forward``: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.
+    Returns: the same shape.
+
+    Attributes:
+        routed_tokens: R, how many pairs of a token and an expert this rank's experts took in the last forward pass.
     """
 
     def __init__(
@@ -91,11 +100,24 @@ class ExpertMLP(ParallelModule):
         return y if self.shared is None else y + self.shared(x, terms)
 
     def to_experts(self, weights: Tensor, order: Tensor, plan: Dispatch) -> Tensor:
-        """The weights, which add up to 1 for each token, to the ranks of their experts."""
+        """Send each routing weight to the rank of its expert.
+
+        The weights of a sigmoid router are first divided by each token's sum.
+
+        Args:
+            weights: ``[s, b, κ]``.
+            order: the pairs sorted by expert.
+
+        Returns: the weights of the pairs that this rank's experts take, ``[R, 1]``, expert by expert.
+        """
         return _ToExperts.apply(weights, order, plan, self.sigmoid)
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Each token's experts ``[s, b, κ]`` and their weights; of a sigmoid router not yet divided by their sum."""
+        """Choose each token's experts.
+
+        Returns: the experts' numbers ``[s, b, κ]`` and their weights ``[s, b, κ]``. A softmax router's weights add up
+            to 1; those of a sigmoid router are not yet divided by their sum.
+        """
         scores = self.router(x)
         if self.routing == "learned":
             chosen = scores.detach().topk(self.taken, dim=-1).indices
@@ -116,9 +138,10 @@ class ExpertMLP(ParallelModule):
 
 
 def expert_ranks(size: int) -> TensorParallel:
-    """This rank's group of ``size`` neighbours that share experts, each with tokens of its own.
+    """Make this rank's group of ``size`` neighbouring ranks that share experts, each with tokens of its own.
 
-    Every rank of the job must call it.  Raises ConfigError if ``size`` doesn't divide their number.
+    Every rank of the job must call it.
+    Raises: ConfigError if ``size`` doesn't divide the number of ranks.
     """
     world = dist.get_world_size()
     check_divides("ranks", world, "expert_parallel_size", check_size("expert_parallel_size", size))
@@ -132,40 +155,53 @@ def _sorted_by_expert(chosen: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Dispatch:
-    """Who sends how many pairs to which expert.  counts: for each rank that sends, its pairs by expert."""
+    """Which rank sends how many pairs of a token and an expert to which expert.
+
+    Attributes:
+        tp: the ranks that share the experts.
+        counts: for each rank that sends, its number of pairs for each expert.
+    """
 
     tp: TensorParallel
     counts: tuple[tuple[int, ...], ...]
 
     @staticmethod
     def of(chosen: Tensor, num_experts: int, tp: TensorParallel) -> Dispatch:
-        """The router's choice, ``[s/t, b, κ]`` or ``[s, b, κ]``: every rank learns every rank's counts."""
+        """Make the Dispatch of a router's choice, in which every rank learns every rank's counts.
+
+        Args:
+            chosen: ``[s/t, b, κ]`` or ``[s, b, κ]``, the number of each expert.
+        """
         # Not bincount: it makes the host wait for a GPU.  ``tolist`` does, once, because the sizes of matmuls and
         # messages are the host's.
         pairs = chosen.flatten()
-        own = pairs.new_zeros(num_experts).scatter_add_(0, pairs, torch.ones_like(pairs))
-        every = all_gather(own[None], tp) if tp.sequence_parallel else own[None]
-        return Dispatch(tp, tuple(tuple(counts) for counts in every.tolist()))
+        own_counts = pairs.new_zeros(num_experts).scatter_add_(0, pairs, torch.ones_like(pairs))
+        all_counts = all_gather(own_counts[None], tp) if tp.sequence_parallel else own_counts[None]
+        return Dispatch(tp, tuple(tuple(counts) for counts in all_counts.tolist()))
 
     def _of_rank(self, rank: int) -> slice:
-        """Where a rank's experts stand among all."""
+        """Return the slice that a rank's experts take among all experts."""
         held = len(self.counts[0]) // self.tp.size
         return slice(rank * held, (rank + 1) * held)
 
     @property
     def received(self) -> list[tuple[int, ...]]:
-        """Pairs for this rank's experts, by sender."""
+        """Numbers of the pairs for this rank's experts: for each sender, one number for each expert."""
         return [counts[self._of_rank(self.tp.rank)] for counts in self.counts]
 
     @property
     def by_expert(self) -> list[int]:
-        """Pairs of each of this rank's experts."""
+        """Number of pairs of each of this rank's experts."""
         return [sum(of_expert) for of_expert in zip(*self.received)]
 
     def to_experts(self, pairs: Tensor, order: Tensor) -> Tensor:
-        """Rows ``[pairs here, …]`` to the ranks of their experts, ``[pairs of own experts, …]``, expert by expert.
+        """Send the row of each pair to the rank of the pair's expert.
 
-        order: the pairs sorted by expert.
+        Args:
+            pairs: rows ``[pairs here, …]``.
+            order: the pairs sorted by expert.
+
+        Returns: ``[R, …]``, the rows for this rank's experts, expert by expert.
         """
         pairs = pairs[order]
         if not self.tp.sequence_parallel:
@@ -174,7 +210,10 @@ class Dispatch:
         return _regrouped(arrived, self.received)
 
     def from_experts(self, rows: Tensor, order: Tensor) -> Tensor:
-        """The way back.  Without sequence parallelism: with zeros for the pairs of other ranks' experts."""
+        """Send each pair's row back to the rank of its token: undoes ``to_experts``.
+
+        Without sequence parallelism nothing is sent, and the rows of other ranks' experts are zeros.
+        """
         if self.tp.sequence_parallel:
             senders = list(zip(*self.received))  # by expert, then by sender
             rows = all_to_all(_regrouped(rows, senders), self.tp, self._sent, [sum(part) for part in self.received])
@@ -187,29 +226,33 @@ class Dispatch:
 
     @property
     def _sent(self) -> list[int]:
-        """Pairs that this rank sends to each rank."""
+        """Number of pairs that this rank sends to each rank."""
         return [sum(self.counts[self.tp.rank][self._of_rank(rank)]) for rank in range(self.tp.size)]
 
     @property
     def _before(self) -> int:
-        """Pairs of the experts before this rank's, where no rank sends any."""
+        """Number of pairs of the experts before this rank's, where every rank has all pairs and none is sent."""
         return sum(self.counts[0][: self._of_rank(self.tp.rank).start])
 
 
 def _regrouped(rows: Tensor, blocks: list[tuple[int, ...]]) -> Tensor:
-    """Blocks that lie in groups, the first of each group first, then the second of each."""
+    """Reorder blocks of rows that lie in groups: the first block of each group, then the second of each, and so on.
+
+    Args:
+        blocks: for each group, the number of rows of each of its blocks.
+    """
     parts = iter(rows.split([size for group in blocks for size in group]))
     grouped = [[next(parts) for _ in group] for group in blocks]
     return torch.cat([part for turn in zip(*grouped) for part in turn])
 
 
 def _summed(partial: Tensor, tp: TensorParallel) -> Tensor:
-    """Without sequence parallelism each rank has what its own experts found: the ranks add up."""
+    """Add up the ranks' results; under sequence parallelism return ``partial``, which is complete then."""
     return partial if tp.sequence_parallel else all_reduce(partial, tp, in_place=True)
 
 
 def _matmuls(rows: Tensor, weights: Tensor, plan: Dispatch) -> Tensor:
-    """Each expert's rows times its weight, transposed as a linear's."""
+    """Multiply each expert's rows by its weight, which is stored transposed as a linear's."""
     return torch.cat([F.linear(part, weight) for part, weight in zip(rows.split(plan.by_expert), weights)])
 
 
@@ -219,9 +262,9 @@ def _weight_gradients(grads: Tensor, rows: Tensor, plan: Dispatch) -> Tensor:
 
 
 class _ChosenScores(Function):
-    """The chosen experts' scores, ``[s, b, κ]`` in float32.
+    """Picks the chosen experts' scores, ``[s, b, κ]`` in float32.
 
-    Saves: the choice; torch.gather saves all scores as well.
+    Saves: the choice. torch.gather would save all scores as well.
     """
 
     @staticmethod
@@ -240,9 +283,10 @@ class _ChosenScores(Function):
 
 
 class _ToExperts(Function):
-    """The pairs' weights ``[s, b, κ]`` to the pairs' experts, ``[R, 1]``.  Keeps the order.
+    """Sends the pairs' weights ``[s, b, κ]`` to the pairs' experts, ``[R, 1]``.
 
-    divided: by each token's sum first.  Keeps its input then, which the sigmoid keeps too.
+    With ``divided`` it first divides them by each token's sum.
+    Saves: the order, and with ``divided`` also its input, which the sigmoid saves too.
     """
 
     @staticmethod
@@ -259,14 +303,15 @@ class _ToExperts(Function):
         order, weights = ctx.saved_tensors
         grad = _summed(ctx.plan.from_experts(grad, order).view(ctx.shape), ctx.plan.tp)
         if weights is not None:
-            whole = _sum_of_weights(weights)
-            grad = (grad - (grad * weights).sum(-1, keepdim=True) / whole) / whole
+            sums = _sum_of_weights(weights)
+            grad = (grad - (grad * weights).sum(-1, keepdim=True) / sums) / sums
         return grad, None, None, None
 
 
 class _ExpertColumns(Function):
-    """Dispatch, then the experts' matmuls ``[E/t, f, h]``: ``[R, f]`` for each.
+    """Dispatches the tokens and multiplies them by the experts' weights, each ``[E/t, f, h]``.
 
+    Returns: ``[R, f]`` for each weight.
     Saves: ``x`` as given, and the order.
     """
 
@@ -288,28 +333,28 @@ class _ExpertColumns(Function):
         arrived = None if x is None else plan.to_experts(_for_each_pair(x, order).to(grads[0].dtype), order)
         grad_x = None
         if needs_x:
-            found = _matmuls(grads[0], weights[0].transpose(1, 2), plan)
+            grad_pairs = _matmuls(grads[0], weights[0].transpose(1, 2), plan)
             for grad, weight in zip(grads[1:], weights[1:]):
-                found += _matmuls(grad, weight.transpose(1, 2), plan)
+                grad_pairs += _matmuls(grad, weight.transpose(1, 2), plan)
         grad_weights = [
             _weight_gradients(grad, arrived, plan) if need and arrived is not None else None
             for grad, need in zip(grads, needs_weights)
         ]
         if needs_x:
-            each = len(order) * ctx.shape[-1] // ctx.shape.numel()
-            back = plan.from_experts(found, order).view(-1, each, ctx.shape[-1]).sum(1)
+            experts_of_token = len(order) * ctx.shape[-1] // ctx.shape.numel()
+            back = plan.from_experts(grad_pairs, order).view(-1, experts_of_token, ctx.shape[-1]).sum(1)
             grad_x = _summed(back.view(ctx.shape), plan.tp).to(ctx.dtype)
         return grad_x, None, None, *grad_weights
 
 
 def _for_each_pair(x: Tensor, order: Tensor) -> Tensor:
-    """``[s, b, h]`` to ``[pairs, h]``: each token once for each of its experts."""
+    """Repeat each token of ``[s, b, h]`` once for each of its experts: ``[pairs, h]``."""
     tokens = as_rows(x)
     return tokens.repeat_interleave(len(order) // len(tokens), 0)
 
 
 class _WeightedSwiGLU(Function):
-    """weight · silu(gate) · up.  Keeps the three."""
+    """Computes weight · silu(gate) · up. Saves the three."""
 
     @staticmethod
     def forward(ctx, gate: Tensor, up: Tensor, weight: Tensor) -> Tensor:
@@ -327,7 +372,11 @@ class _WeightedSwiGLU(Function):
 
 
 class _ExpertRows(Function):
-    """The down matmuls ``[E/t, h, f]``, the way back, and each token's sum: ``shape``.  Keeps ``y`` and the order."""
+    """Multiplies by the down weights ``[E/t, h, f]``, sends the rows back, and sums over each token's experts.
+
+    Returns: a tensor of shape ``shape``.
+    Saves: ``y`` and the order.
+    """
 
     @staticmethod
     def forward(ctx, y: Tensor, order: Tensor, plan: Dispatch, weight: Tensor, shape: torch.Size) -> Tensor:
@@ -349,5 +398,5 @@ class _ExpertRows(Function):
 
 
 def _sum_of_weights(weights: Tensor) -> Tensor:
-    # DeepSeek-V3's constant: in float32 sigmoids of scores below -104 are 0, and 0 / 0 is no number.
+    # DeepSeek-V3's constant.  In float32 the sigmoids of scores below -104 are 0, and 0 / 0 would be NaN.
     return weights.sum(-1, keepdim=True).add_(1e-20)

@@ -2,16 +2,18 @@
 
 Source: 2405.04434 section 2.1.
 
-    x ─ down ─ Q latent ── norm ─ up ─ queries, each with a part that is turned by its position
+    x ─ down ─ Q latent ── norm ─ up ─ queries, each with a part that is rotated by its position
     x ─ down ─ KV latent ─ norm ─ up ─ keys and values
                    └─ a key with positions, which all heads share
 
-A latent is a sum over the whole of a token, so no rank can make a part of it: without sequence parallelism every
-rank makes all of it, with it each makes its own tokens', and only the latents are gathered, not the tokens.
+A latent is a matmul of a whole token, so no rank can make a part of a latent. Without sequence parallelism every rank
+makes the latents of all tokens; with it each rank makes those of its own tokens, and only the latents are gathered, not
+the tokens.
 
-**Values narrower than keys.**  torch's flash kernel for CPUs wants one width.  ``scaled_dot_product_attention`` then
-falls back to the plain form, which saves the scores, as²b of them.  Many implementations add zeros beside the values
-instead, and save a wider V and a wider output.  The zeros change no result, so here they come and go with each call.
+**Values narrower than keys.** torch's flash kernel for CPUs needs queries, keys and values of one width. With several
+widths ``scaled_dot_product_attention`` falls back to the plain form, which saves the scores, as²b of them. Many
+implementations pad the values with zeros instead, and save a wider V and a wider output. The zeros change no result, so
+here each call adds them and removes them again.
 """
 
 from __future__ import annotations
@@ -33,11 +35,16 @@ from actmem_more.torch_private import flash_on_cpu, flash_on_cpu_backward
 
 
 class LatentAttention(ParallelModule):
-    """In and out: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism; whole heads to each rank.
+    """Multi-head latent attention; each rank has whole heads.
 
-    Turns element i of a part with positions with element i + half, as the Llama layer does: DeepSeek's
-    own order, in pairs of neighbours, is a permutation of the weights' rows.  Its longer contexts (YaRN) change
-    the tables and a constant.
+    It rotates element i of a part with positions together with element i + half, as the Llama layer does. DeepSeek's
+    own order, in pairs of neighbours, is a permutation of the weights' rows. Its longer contexts (YaRN) change the
+    tables and a constant.
+
+    Args of ``forward``: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.
+    Returns: the same shape.
+
+    Letters below: a head's query and key have n elements without a position and r with one; its value has v.
     """
 
     def __init__(self, shape: LlamaShape, tp: TensorParallel, *, seed: int, **factory):
@@ -64,6 +71,7 @@ class LatentAttention(ParallelModule):
             self.register_buffer(name, table, persistent=False)
 
     def constants(self, device: torch.device | str | None) -> dict[str, Tensor]:
+        """Make the rotary tables, the buffers ``cos`` and ``sin``."""
         cos, sin = rotary_tables(self.seq_length, self.rope_head_size)
         return {"cos": cos.to(device), "sin": sin.to(device)}
 
@@ -78,37 +86,52 @@ class LatentAttention(ParallelModule):
         return terms("attention output", lambda y: row_parallel(y, self.projection, self.tp), y)
 
     def up(self, latent: Tensor, *weights: Tensor) -> list[Tensor]:
-        """From a latent to heads, ``[s, b, a/t, width]`` for each weight."""
+        """Multiply a latent by each weight; returns heads ``[s, b, a/t, width]`` for each."""
         parts = column_parallel(latent, self.tp, *weights)
         return [part.view(*part.shape[:2], self.heads, -1) for part in parts]
 
     def queries(self, latent: Tensor) -> Tensor:
-        """``[b, a/t, s, n + r]``, the last r elements turned by position."""
+        """Return the queries ``[b, a/t, s, n + r]``, whose last r elements are rotated by position."""
         (q,) = self.up(latent, self.q_up)
         return self.joined(q[..., : self.nope], q[..., self.nope :])
 
     def normed(self, latent: Tensor) -> Tensor:
-        """The KV latent without the shared key, normalised.  Its norm keeps a view of the whole."""
+        """Normalise the KV latent without the key that all heads share. Saves a view of the whole KV latent."""
         return self.kv_latent_norm(latent[..., : self.rank])
 
     def keys_and_values(self, normed: Tensor, latent: Tensor) -> tuple[Tensor, Tensor]:
-        """K ``[b, a/t, s, n + r]``, of which all heads have the same r elements, and V ``[b, a/t, s, v]``."""
+        """Return the keys and values of this rank's heads.
+
+        Args:
+            normed: the normalised KV latent, from which the n elements of K without a position and all of V are made.
+            latent: the KV latent, whose last r elements are the key with positions; they are rotated here.
+
+        Returns: K ``[b, a/t, s, n + r]``, of which all heads have the same last r elements, and V ``[b, a/t, s, v]``.
+        """
         k, v = self.up(normed, self.k_up, self.v_up)
         shared = f_or_g(latent[..., self.rank :].contiguous(), self.tp)  # [s, b, r]
         return self.joined(k, shared[:, :, None]), v.permute(1, 2, 0, 3)
 
     def joined(self, plain: Tensor, turned: Tensor) -> Tensor:
-        """Heads ``[s, b, a/t, n]`` and the part to be turned ``[s, b, a/t or 1, r]``: a view of one new tensor."""
+        """Join heads ``[s, b, a/t, n]`` and the part that is to be rotated, ``[s, b, a/t or 1, r]``.
+
+        Returns: ``[b, a/t, s, n + r]``, a view of one new tensor.
+        """
         cos, sin = self.cos[: len(plain)], self.sin[: len(plain)]  # type: ignore[index]
         turned = rotate(turned, cos, sin).expand(*plain.shape[:3], -1)
         return torch.cat([plain, turned], dim=-1).permute(1, 2, 0, 3)
 
 
 def attend_uneven(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal attention, q and k ``[b, heads, s, d]``, v ``[b, heads, s, d_v]``, to ``[s, b, heads·d_v]``.
+    """Compute causal attention whose values may be narrower than its keys.
 
     On a GPU torch's memory-efficient kernel takes two widths (not measured).
 
+    Args:
+        q, k: ``[b, heads, s, d]``.
+        v: ``[b, heads, s, d_v]``.
+
+    Returns: ``[s, b, heads·d_v]``.
     Saves: q, k, v, the result, and 4 bytes a query.
     """
     if q.device.type == "cpu" and q.shape[-1] != v.shape[-1]:
@@ -127,7 +150,7 @@ class _UnevenAttention(Function):
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         ctx.width, ctx.scale = max(q.shape[-1], v.shape[-1]), q.shape[-1] ** -0.5
         context, log_sum_exp = flash_on_cpu(*_widened(ctx.width, q, k, v), 0.0, True, scale=ctx.scale)
-        # As the kernel lays its output out, [b, s, heads, d_v], but without the zeros.
+        # In the layout of the kernel's output, [b, s, heads, d_v], but without the zeros.
         context = (
             context[..., : v.shape[-1]].transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2)
         )

@@ -31,19 +31,21 @@ from actmem_more.store import EightBits, HostMemory
 
 
 class LlamaLayer(nn.Module):
-    """x + attention(norm(x)), then the same with the gated MLP, or several as experts.
+    """Today's layer: x + attention(norm(x)), then the same with the gated MLP, or with experts.
 
-    In and out: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism; with c context-parallel ranks
-    these are s/c of the sequence, those of ``context.own_tokens``.  Positions and norms have Llama 3's θ and ε: of
-    other models the bytes are right and the values are not.
+    Positions and norms have Llama 3's θ and ε. For other models the bytes are right and the values are not.
 
     Args:
         shape: of the whole sequence.
         recompute: as for ``TransformerLayer``.
-        host: of terms that are offloaded; None makes one, and a model gives all its layers the same.
+        host: where offloaded terms go. None makes a HostMemory; a model gives all its layers the same one.
         seed: of the weights; as for ``TransformerLayer``.
+        context: the ranks that share the sequence.
         routing, experts: see ``actmem_more.experts.ExpertMLP``.
 
+    Args of ``forward``: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism. With c context-parallel ranks s
+        is this rank's part of the sequence, the tokens of ``context.own_tokens``.
+    Returns: the same shape.
     Saves: what actmem_more.llama_terms.llama_rows lists and nothing else, if a flash kernel runs the attention.
     Raises: ConfigError if the ranks can't share the layer, on a longer sequence, and under context parallelism on a
         shorter one too.
@@ -109,10 +111,10 @@ class LlamaLayer(nn.Module):
 
 
 class GroupedQueryAttention(ParallelModule):
-    """a query heads share k key and value heads; whole query heads to each rank.
+    """Attention in which a query heads share k key and value heads; each rank has whole query heads.
 
-    With t <= k each rank has k/t key and value heads; with t > k it has one, as t/k − 1 neighbouring ranks have.  Each
-    of these finds the head's gradient from its own query heads; ``linear.reduce_partial_gradients`` adds them up.
+    With t <= k a rank has k/t key and value heads. With t > k it has one, which t/k neighbouring ranks hold. Each of
+    these computes the head's gradient from its own query heads; ``linear.reduce_partial_gradients`` adds them up.
     """
 
     def __init__(self, shape: LlamaShape, tp: TensorParallel, context: ContextParallel, *, seed: int, **factory):
@@ -135,7 +137,7 @@ class GroupedQueryAttention(ParallelModule):
         self.core = FlashCore()
 
     def constants(self, device: torch.device | str | None) -> dict[str, Tensor]:
-        """The rotary tables, cos and sin, for this rank's tokens."""
+        """Make the rotary tables for this rank's tokens, the buffers ``cos`` and ``sin``."""
         tables = rotary_tables(self.seq_length, self.head_size)
         own = [self.context.own_tokens(table) if self.context.size > 1 else table for table in tables]
         return {name: table.to(device) for name, table in zip(("cos", "sin"), own)}
@@ -157,63 +159,80 @@ class GroupedQueryAttention(ParallelModule):
         return terms("attention output", lambda y: row_parallel(y, self.projection, self.tp), y)
 
     def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Q ``[s/c, b, a/t, d]`` and K ``[s/c, b, k/t, d]`` before rotation; V ``[b, k/t, s, d]`` for attention."""
+        """Project x to queries, keys and values.
+
+        Returns: Q ``[s/c, b, a/t, d]`` and K ``[s/c, b, k/t, d]`` before rotation, and V ``[b, k/t, s, d]`` as
+            attention reads it.
+        """
         parts = column_parallel(x, self.tp, self.q, self.k, self.v)
         q, k, v = (part.view(*part.shape[:2], -1, self.head_size) for part in parts)
         return q, k, self.context.enter_key(v).permute(1, 2, 0, 3)
 
     def turned(self, x: Tensor, enter: Callable[[Tensor], Tensor]) -> Tensor:
-        """``[s/c, b, heads, d]``, rotated by position, as attention reads it.
+        """Rotate ``[s/c, b, heads, d]`` by position, and bring it into the form that attention reads.
 
-        Returns: a view ``[b, heads, s, d]`` of a tensor of its own.
+        Args:
+            enter: ``context.enter_query`` or ``context.enter_key``.
+
+        Returns: ``[b, heads, s, d]``, a view of a new tensor. s is this rank's part of the sequence, unless ``enter``
+            gathers.
         """
         return enter(rotate(x, self.cos[: len(x)], self.sin[: len(x)])).permute(1, 2, 0, 3)  # type: ignore[index]
 
     def turned_heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Q ``[b, a/t, s, d]`` and K, V ``[b, k/t, s, d]``."""
+        """Return Q ``[b, a/t, s, d]`` and K, V ``[b, k/t, s, d]``, with Q and K rotated."""
         q, k, v = self.heads(x)
         return self.turned(q, self.context.enter_query), self.turned(k, self.context.enter_key), v
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Causal attention to ``[s/c, b, heads·d]``; among context-parallel ranks that of this rank's tokens."""
+        """Compute causal attention of this rank's tokens over the whole sequence; returns ``[s/c, b, heads·d]``."""
         return attend_part(q, k, v, self.context) if self.context.size > 1 else attend(q, k, v)
 
     def to_tokens(self, y: Tensor) -> Tensor:
-        """``[s, b, a/(tc)·d]`` to ``[s/c, b, a/t·d]``."""
+        """Exchange heads for tokens: ``[s, b, a/(tc)·d]`` becomes ``[s/c, b, a/t·d]``."""
         return to_tokens(y.unflatten(2, (-1, self.head_size)), self.context.ranks).flatten(2)
 
 
 class FlashCore(nn.Module):
-    """Over all tokens of some heads.  A module of its own, which tells its result from what the projection reads."""
+    """Causal attention over all tokens of some heads.
+
+    It is a module of its own, so that a ledger tells its result from the tensor that the projection reads.
+    """
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attend(q, k, v)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal attention of ``[b, heads, s, d]`` to ``[s, b, heads·d]``: a view of what the kernel keeps."""
+    """Compute causal attention of q, k and v ``[b, heads, s, d]``; k and v may have fewer heads.
+
+    Returns: ``[s, b, heads·d]``, a view of the tensor that the kernel saves.
+    """
     grouped = q.shape[1] != k.shape[1]
     context = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
     return context.permute(2, 0, 1, 3).flatten(2)
 
 
 def parallel_of(tp: TensorParallel, context: ContextParallel, experts: TensorParallel | None) -> Parallel:
-    """The sizes of these groups."""
+    """Return the Parallel with the sizes of these groups."""
     size = experts.size if experts else None
     return Parallel(tp.size, tp.sequence_parallel, context_parallel_size=context.size, expert_parallel_size=size)
 
 
 class LlamaStage(ModelPart):
-    """The layers of ``layers``, default all.
+    """The layers that one pipeline stage holds, with the ends of the model that belong to them.
 
-    The part with layer 0 has the embedding, the part with the last layer the output layer and the loss.  The output
-    layer has a weight of its own, or with ``tied_embeddings`` the embedding's, of which the first and the last stage
-    of a pipeline hold a copy each.  ``forward`` and ``loss`` are as those of ``GPT``.
+    The part with layer 0 has the embedding, the part with the last layer the output layer and the loss. The output
+    layer has a weight of its own, or with ``tied_embeddings`` the embedding's, of which the first and the last stage of
+    a pipeline hold a copy each. ``forward`` and ``loss`` are as those of ``GPT``.
 
     Args:
         shape: of the whole model and sequence; context-parallel ranks take their parts of it.
+        layers: the numbers of the layers held here; None: all of them.
+        recompute, host: as for ``LlamaLayer``.
         routing: of experts; an emulated rank needs a forced one.
-        experts: the ranks that share them, see ``actmem_more.experts.ExpertMLP``.
+        context: the ranks that share each sequence.
+        experts: the ranks that share the experts, see ``actmem_more.experts.ExpertMLP``.
     """
 
     def __init__(

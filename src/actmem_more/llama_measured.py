@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 
-from actmem.ledger.layer_rows import confirmed_rows, layer_input
+from actmem.ledger.measure_layer import confirmed_rows, layer_input
 from actmem.parallel.groups import TensorParallel
 from actmem.recipes import Recompute
 from actmem.rows import Row
@@ -26,7 +26,11 @@ def measure_llama_layer(
     routing: Routing = "even",
     context: ContextParallel = ContextParallel(),
 ) -> list[Row]:
-    """As ``measure_layer``; experts run without their router's scores by default."""
+    """Measure what one of today's layers keeps on this rank: the ledger's rows, confirmed by the census.
+
+    It is ``measure_layer`` for this layer. By default experts run with even routing, which doesn't read the router's
+    scores.
+    """
     layer = LlamaLayer(shape, tp, recompute=recompute, routing=routing, context=context, device=device, dtype=dtype)
     shape = shape.with_sizes(seq_length=layer.seq_length)
     return confirmed_rows(layer, partial(layer_input, shape, tp, device, dtype))

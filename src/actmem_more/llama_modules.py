@@ -1,4 +1,4 @@
-"""What the layers since the paper's are made of: RMSNorm, rotary positions, the gated MLP, matmuls without a bias."""
+"""What today's layers are made of: RMSNorm, rotary positions, the gated MLP, matmuls without a bias."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from actmem.parallel.weights import ParallelModule, child_seed, mark_partial_gra
 class RMSNorm(ParallelModule):
     """RMSNorm over the last dimension.
 
+    Under sequence parallelism the gradient of its weight is partial on each rank. With ``of_heads`` it is partial
+    whenever t > 1, because every rank sees its own heads only.
+
     Args:
-        of_heads: over the d elements of each head, with one weight for all heads.
+        of_heads: it normalises the d elements of each head, with one weight for all heads.
 
-    Under sequence parallelism its gradient is partial.  With of_heads it always is, because every rank sees its own
-    heads only.
-
-    Saves: its input and 4 bytes a token.
+    Saves: its input and 4 bytes a token (with ``of_heads``, a head and token).
     """
 
     def __init__(self, size: int, tp: TensorParallel, *, of_heads: bool = False, **factory):
@@ -41,7 +41,10 @@ class RMSNorm(ParallelModule):
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
-    """x / rms(x) · weight over the last dimension, computed in float32.  Keeps x and 1/rms, 4 bytes a token."""
+    """Return x / rms(x) · weight over the last dimension, computed in float32.
+
+    Saves: x and 1/rms, 4 bytes a token.
+    """
     return _RMSNorm.apply(x, weight, eps)
 
 
@@ -71,15 +74,16 @@ class _RMSNorm(Function):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary positions: x ``[s, b, heads, d]``, tables ``[s, 1, 1, d/2]``.  Keeps only the tables, a constant.
+    """Rotate x ``[s, b, heads, d]`` by its positions, with tables ``[s, 1, 1, d/2]``.
 
-    Turns element i of a head with element i + d/2, as Hugging Face's Llama does.
+    It rotates element i of a head together with element i + d/2, as Hugging Face's Llama does.
+    Saves: only the tables, a constant.
     """
     return _Rotate.apply(x, cos, sin)
 
 
 def rotary_tables(seq_length: int, head_size: int, theta: float = 500_000.0) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of every position's angles, ``[s, 1, 1, d/2]`` in float32."""
+    """Return the cosine and the sine of every position's angles, each ``[s, 1, 1, d/2]`` in float32."""
     frequencies = theta ** (-torch.arange(0, head_size, 2, dtype=torch.float32) / head_size)
     angles = torch.outer(torch.arange(seq_length, dtype=torch.float32), frequencies)[:, None, None]
     return angles.cos(), angles.sin()
@@ -104,9 +108,12 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class GatedMLP(ParallelModule):
-    """silu(gate(x)) · up(x), then down.  Gate and up are sharded by columns, down by rows.
+    """down(silu(gate(x)) · up(x)). Gate and up are sharded by columns, down by rows.
 
-    width: of all ranks together.  prefix: before the names of its terms.
+    Args:
+        h: elements of a token, in and out.
+        width: elements of gate's and up's outputs, of all ranks together.
+        prefix: put before the names of its terms.
     """
 
     def __init__(self, h: int, width: int, tp: TensorParallel, *, seed: int, prefix: str = "", **factory):
@@ -124,7 +131,7 @@ class GatedMLP(ParallelModule):
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) · up.  Keeps its two inputs, which the two matmuls before it made: nothing of its own."""
+    """Return silu(gate) · up. Saves its two inputs, the results of two matmuls, and nothing else."""
     return _SwiGLU.apply(gate, up)
 
 
@@ -142,22 +149,30 @@ class _SwiGLU(Function):
 
 
 def row_parallel(x: Tensor, weight: Tensor, tp: TensorParallel) -> Tensor:
-    """``[s, b, in/t]`` to ``[s, b, out]``, or ``[s/t, b, out]`` under sequence parallelism.  Keeps ``x`` as given."""
+    """Multiply ``[s, b, in/t]`` by a row-parallel weight; saves ``x`` as given.
+
+    Returns: ``[s, b, out]``, or ``[s/t, b, out]`` under sequence parallelism.
+    """
     return f_bar_or_g_bar(matmul(x, weight), tp)
 
 
 def matmul(x: Tensor, weight: Tensor) -> Tensor:
-    """x · weightᵀ on this rank alone.
+    """Return x · weightᵀ on this rank alone.
 
-    Saves: ``x`` as given, where a linear saves a copy of a view; nothing if the weight is frozen.
+    Saves: ``x`` as given, where torch's linear saves a copy if x is a view; nothing if the weight is frozen.
     """
     return column_parallel(x, TensorParallel(), weight)[0]
 
 
 class ReplicatedLinear(ParallelModule):
-    """``[s, b, in_features]`` to ``[s, b, out_features]``, alike on every rank: a latent, or a score for each expert.
+    """A linear that every rank computes alike: a latent, or a score for each expert.
 
-    Under sequence parallelism of this rank's tokens; the weight's gradient is partial then.  Keeps its input as given.
+    Under sequence parallelism each rank computes it for its own tokens, and the weight's gradient is partial on each
+    rank.
+
+    Args of ``forward``: ``[s, b, in_features]``.
+    Returns: ``[s, b, out_features]``.
+    Saves: its input as given.
     """
 
     def __init__(self, in_features: int, out_features: int, tp: TensorParallel, *, seed: int, **factory):

@@ -1,4 +1,4 @@
-"""The layer since the paper: its sizes, those of models that publish theirs, and its table of terms.
+"""Today's layer: its sizes, those of models that publish theirs, and its table of terms.
 
 Needs no torch.
 """
@@ -12,8 +12,8 @@ from typing import Any
 from actmem.config import ConfigError, Parallel, check_choice, check_divides, check_size, shown
 from actmem.recipes import LayerTerms, Recipe
 
-#: How c ranks share a sequence, see ``actmem_more.context``: K and V gathered, and again in backward; gathered and
-#: kept; or all-to-alls from tokens to heads and back.
+#: How c ranks share a sequence, see ``actmem_more.context``.  "gather" gathers K and V, and again in backward;
+#: "gather-plain" gathers and saves them; "ulysses" runs all-to-alls from tokens to heads and back.
 CONTEXT_KINDS = ("gather", "gather-plain", "ulysses")
 
 
@@ -21,9 +21,14 @@ CONTEXT_KINDS = ("gather", "gather-plain", "ulysses")
 class LatentHeads:
     """Sizes of multi-head latent attention (2405.04434 section 2.1), in elements a token.
 
-    query_rank, key_value_rank: the latents that queries, and keys and values, are made from.  nope_head_size: the
-    part of a head's query and key without a position.  rope_head_size: the part with one; all heads share the key's.
-    value_head_size: a head's value.  Raises ConfigError on a size that no layer can have.
+    Args:
+        query_rank: of the latent from which queries are made.
+        key_value_rank: of the latent from which keys and values are made.
+        nope_head_size: of the part of a head's query and key without a position.
+        rope_head_size: of the part of a head's query and key with a position; all heads share the key's.
+        value_head_size: of a head's value.
+
+    Raises: ConfigError on a size that no layer can have.
     """
 
     query_rank: int
@@ -40,15 +45,27 @@ class LatentHeads:
 
 @dataclass(frozen=True)
 class LlamaShape:
-    """Sizes of a decoder, with the letters of formulas in brackets.
+    """Sizes of a decoder.
 
-    seq_length (s), micro_batch_size (b), hidden_size (h), num_attention_heads (a),
-    num_key_value_heads (k), ffn_hidden_size (f): width of the gated MLP; head_size (d), h/a if None.
-    qk_norm: an RMSNorm over the query and the key of each head.  num_experts (E): MLPs of which each token
-    takes experts_per_token (κ); None: one for all.  num_shared_experts: more of the same width, which every
-    token takes, as one MLP.  sigmoid_router: weighs an expert by the sigmoid of its score, not by a softmax.
-    latent: heads made from latents; k must be a then.  num_layers (L), vocab_size (v).  tied_embeddings: the output
-    layer uses the word embedding's weight.  Raises ConfigError on a size that no layer can have.
+    Args:
+        seq_length: s, tokens of one sequence.
+        micro_batch_size: b, sequences of one microbatch.
+        hidden_size: h.
+        num_attention_heads: a.
+        num_key_value_heads: k; with ``latent`` it must be a.
+        ffn_hidden_size: f, width of the gated MLP, or of each expert.
+        head_size: d; None: h/a.
+        qk_norm: an RMSNorm over the query and the key of each head.
+        num_experts: E, the MLPs of which each token takes ``experts_per_token``; None: one MLP for all tokens.
+        experts_per_token: κ.
+        num_shared_experts: further experts of the same width that every token takes, as one MLP.
+        sigmoid_router: weighs an expert by the sigmoid of its score, not by a softmax.
+        latent: sizes of latent attention, whose heads are made from latents; None: grouped-query attention.
+        num_layers: L.
+        vocab_size: v.
+        tied_embeddings: the output layer uses the word embedding's weight.
+
+    Raises: ConfigError on a size that no layer can have.
     """
 
     seq_length: int
@@ -110,7 +127,7 @@ class LlamaShape:
 
     @property
     def value_size(self) -> int:
-        """Elements of one head's value: d, but for latent attention."""
+        """Elements of one head's value: d, except in latent attention."""
         return self.latent.value_head_size if self.latent else self.d
 
     @property
@@ -125,12 +142,15 @@ class LlamaShape:
 
     @property
     def attention_weights(self) -> int:
-        """Elements of one layer's matrices around attention: Q and output 2h·ad, K and V 2h·kd."""
+        """Elements of one layer's matrices around attention: 2h·ad for Q and output, 2h·kd for K and V.
+
+        It does not hold for latent attention, which has other matrices.
+        """
         return 2 * self.hidden_size * (self.query_size + self.key_value_size)
 
     @property
     def mlp_weights(self) -> int:
-        """Elements of one gated MLP, of which a layer with experts has E: gate, up and down 3hf."""
+        """Elements of one gated MLP, 3hf for gate, up and down; a layer with experts has E of them."""
         return 3 * self.hidden_size * self.ffn_hidden_size
 
     @property
@@ -139,7 +159,7 @@ class LlamaShape:
         return self.ffn_hidden_size * (self.num_shared_experts or 0)
 
     def with_sizes(self, **sizes: Any) -> LlamaShape:
-        """A copy with some sizes changed, checked again."""
+        """Return a copy with some sizes changed; the copy is checked like a new shape."""
         return replace(self, **sizes)
 
 
@@ -165,7 +185,7 @@ LLAMA_MODELS = {
     "qwen3-32b": _decoder(5120, 25600, 64, 8, 64, **_QWEN3),
     "qwen3-30b-a3b": _decoder(2048, 768, 32, 4, 48, **_QWEN3, num_experts=128, experts_per_token=8),
     "mixtral-8x7b": _decoder(4096, 14336, 32, 8, 32, 32000, num_experts=8, experts_per_token=2),
-    # Its 58 layers with experts, and the first three, which have one MLP.
+    # DeepSeek-V3 has 58 layers with experts; its first three layers have one MLP each.
     "deepseek-v3": _decoder(7168, 2048, 128, 128, 58, **_DEEPSEEK, **_256_EXPERTS),
     "deepseek-v3-dense": _decoder(7168, 18432, 128, 128, 3, **_DEEPSEEK),
 }
@@ -174,7 +194,7 @@ TINY_LLAMA = LlamaShape(64, 2, 128, 8, 4, 352)
 
 
 def llama_shape(model: str) -> LlamaShape:
-    """The layer of ``tiny-llama`` or of a named model; ConfigError on another name."""
+    """Return the shape of ``tiny-llama`` or of a named model; raise ConfigError on another name."""
     check_choice("model", model, ("tiny-llama", *LLAMA_MODELS))
     return TINY_LLAMA if model == "tiny-llama" else LLAMA_MODELS[model]
 
@@ -182,9 +202,9 @@ def llama_shape(model: str) -> LlamaShape:
 def check_llama_ranks(shape: LlamaShape, parallel: Parallel) -> None:
     """Raise ConfigError if t ranks can't share one layer of this shape.
 
-    t must divide a, f, the width of the shared experts, and s under sequence parallelism; the ranks that share experts
-    must divide their number.  Of t and k one must divide the other: with t > k, t/k ranks hold the same key and value
-    head.
+    t must divide a, f, the width of the shared experts, and s under sequence parallelism. The number of ranks that
+    share experts must divide the number of experts. Of t and k one must divide the other: with t > k, t/k ranks hold
+    the same key and value head.
     """
     t = parallel.tensor_parallel_size
     check_divides("num_attention_heads", shape.num_attention_heads, "tensor_parallel_size", t)
@@ -201,18 +221,18 @@ def check_llama_ranks(shape: LlamaShape, parallel: Parallel) -> None:
 
 
 def experts_of_a_rank(num_experts: int, parallel: Parallel) -> int:
-    """How many experts a rank holds, each whole.  Raises ConfigError if their number can't be shared so."""
+    """Return how many experts a rank holds, each whole; raise ConfigError if the ranks can't share that many."""
     kind = "expert" if parallel.expert_ranks > parallel.tensor_parallel_size else "tensor"
     return check_divides("num_experts", num_experts, f"{kind}_parallel_size", parallel.expert_ranks)
 
 
 def own_context_shape(shape: LlamaShape, parallel: Parallel = Parallel(), context_kind: str = "gather") -> LlamaShape:
-    """The layer as one of c context-parallel ranks sees it, with s/c tokens.
+    """Return the shape that one of c context-parallel ranks sees, with s/c tokens.
 
-    2c must divide s where K and V are gathered, because each rank holds two chunks.  Under "ulysses" c must
-    divide s, and t·c the key and value heads: a rank attends with whole heads.
+    Where K and V are gathered, 2c must divide s, because each rank holds two chunks. Under "ulysses" c must divide s,
+    and t·c must divide k: a rank attends with whole heads.
 
-    Raises: ConfigError if c·t ranks can't share it.
+    Raises: ConfigError if c·t ranks can't share the layer.
     """
     check_choice("context_kind", context_kind, CONTEXT_KINDS)
     c = parallel.context_parallel_size
@@ -231,10 +251,10 @@ def own_context_shape(shape: LlamaShape, parallel: Parallel = Parallel(), contex
     return shape
 
 
-# The layers since (RMSNorm, rotated Q and K, grouped-query attention, SwiGLU, no dropout, no biases).  A model that
-# normalises the query and key of each head (Qwen3) keeps them before that norm as well; one with experts keeps who goes
-# to which expert, and the experts' tensors in place of one MLP's; latent attention (DeepSeek) keeps the latents, or
-# Q, K and V made from them, or both.
+# Today's layers (RMSNorm, rotated Q and K, grouped-query attention, SwiGLU, no dropout, no biases).  A model that
+# normalises the query and key of each head (Qwen3) saves them before that norm as well.  A model with experts saves
+# which token goes to which expert, and the experts' tensors in place of one MLP's.  Latent attention (DeepSeek) saves
+# the latents, or Q, K and V made from them, or both.
 _QKV = ("QKV projection",)
 _SCORES = ("QKᵀ", "attention over V")
 
@@ -288,7 +308,11 @@ _EXCHANGED = (
 
 
 def llama_layer_terms(shape: LlamaShape, ulysses: bool = False) -> LayerTerms:
-    """The table of the layer of this shape.  ulysses: all-to-alls trade its tokens for heads around attention."""
+    """Return the table of terms of the layer of this shape.
+
+    Args:
+        ulysses: all-to-alls exchange tokens for heads around attention, which adds a term.
+    """
     terms = _layer(shape.latent is not None, shape.qk_norm, shape.num_experts is not None, shape.shared_ffn_size > 0)
     if not ulysses:
         return terms
@@ -297,7 +321,10 @@ def llama_layer_terms(shape: LlamaShape, ulysses: bool = False) -> LayerTerms:
 
 
 def input_on_host(terms: LayerTerms) -> dict[str, str]:
-    """Actions that run all of a layer again from its input, which waits in the host's memory."""
+    """Return an action for each term, with which backward recomputes all of a layer from its input.
+
+    The input is offloaded: it waits in the host's memory.
+    """
     again = (*(recipe.term for recipe in terms.recipes), *terms.statistics)
     return {**dict.fromkeys(again, "recompute"), terms.input: "offload"}
 

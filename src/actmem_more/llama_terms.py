@@ -1,17 +1,18 @@
 """Activation bytes, FLOPs and collectives of Llama's layer.
 
-RMSNorm, rotary positions, grouped queries, SwiGLU, no dropout.  Attention runs through a flash kernel, so the scores
-are never stored: the terms with as²b are gone, and with them the reason for selective recomputation.  ``e`` is the
-size of one activation element.
+RMSNorm, rotary positions, grouped queries, SwiGLU, no dropout. Attention runs through a flash kernel, so the scores are
+never stored: the terms with as²b are gone, and with them the reason for selective recomputation. ``e`` is the size of
+one activation element.
 
-A model can replace three parts.  Experts: the ranks share them, each expert whole.  Latent attention: letters as in
-2405.04434 (the latents have q and c elements; a head's query and key have n elements without a position and r with
-one, its value v).  Context parallelism: c ranks share each sequence, and t ranks share the weights.
+A model can have three things in another form. With experts, the ranks share them, each expert whole. With latent
+attention, the letters are those of 2405.04434: the latents have q and c elements; a head's query and key have n
+elements without a position and r with one; its value has v. With context parallelism, c ranks share each sequence, and
+t ranks share the weights.
 
-What context parallelism divides beyond sequence parallelism.  Tensor parallelism divides K and V among at most k
-ranks, one head each, and sequence parallelism divides by t only what tensor parallelism leaves whole.  Context
-parallelism shards all that lies along the sequence, K and V too, by c for any k.  It divides no weight, and each
-weight's gradient is summed over the c ranks, as over data-parallel ones.
+What context parallelism divides beyond sequence parallelism: tensor parallelism divides K and V among at most k ranks,
+one head each, and sequence parallelism divides by t only what tensor parallelism leaves whole. Context parallelism
+shards all that lies along the sequence, K and V too, by c for any k. It divides no weight, and each weight's gradient
+is summed over the c ranks, as over data-parallel ones.
 
 One layer, forward and backward, in collectives among the c ranks:
 
@@ -46,21 +47,24 @@ def llama_rows(
     routed_tokens: int | None = None,
     context_kind: str = "gather",
 ) -> list[Row]:
-    """The tensors that one layer saves for backward on one rank, in the order of the forward pass.
+    """List the tensors that one layer saves for backward on one rank, in the order of the forward pass.
 
-    In 16 bits and without parallelism: 8sbh + 4sbad + 4sbkd + 6sbf + 4asb + 8sb if nothing is recomputed,
-    4sbh + 4sbad + 4sbkd + 4sbf + 4asb + 8sb if all that needs no matmul is (elementwise); ad is h in most models.
-    Under sequence parallelism all of it is divided by t, as long as t <= k; with t > k every rank keeps one head's
-    K and V.  A norm over each head's query and key keeps those before it and 4 bytes a head and token.
-    Latent attention: see ``_latent_rows``.
+    In 16 bits and without parallelism these are 8sbh + 4sbad + 4sbkd + 6sbf + 4asb + 8sb bytes if nothing is
+    recomputed, and 4sbh + 4sbad + 4sbkd + 4sbf + 4asb + 8sb if everything is recomputed that needs no matmul
+    (elementwise); ad is h in most models. Under sequence parallelism all of it is divided by t, as long as t <= k; with
+    t > k every rank keeps one head's K and V. A norm over each head's query and key also saves its inputs, and 4 bytes
+    a head and token. For latent attention see ``_latent_rows``.
 
-    On one of c context-parallel ranks "gather" keeps this for s/c tokens; "gather-plain" K and V of all s; "ulysses"
-    attention's result twice, because the kernel keeps it by heads and the projection by tokens: *elementwise* drops
-    one.
+    On one of c context-parallel ranks, "gather" saves this for s/c tokens. "gather-plain" saves K and V of all s
+    tokens. "ulysses" saves attention's result twice, because the kernel saves it by heads and the projection by tokens;
+    *elementwise* drops one of the two.
 
     Args:
         shape: with the whole sequence.
-        routed_tokens: of experts, on this rank, see ``expert_mlp_rows``.
+        recompute: a mode's name, a set of terms to drop, or an action for each term.
+        element_size: bytes of an activation element.
+        routed_tokens: for a layer with experts, R of ``expert_mlp_rows``.
+        context_kind: one of CONTEXT_KINDS.
 
     Raises: ConfigError if the ranks can't share the layer, or on a set that can't be rebuilt.
     """
@@ -98,12 +102,12 @@ def llama_rows(
 
 
 def _is_ulysses(parallel: Parallel, context_kind: str) -> bool:
-    """Whether heads are exchanged for tokens: a single rank sends nothing."""
+    """Return whether heads are exchanged for tokens; a single rank exchanges nothing."""
     return context_kind == "ulysses" and parallel.context_parallel_size > 1
 
 
 def _context_rows(row: Row, c: int, context_kind: str) -> list[Row]:
-    """A row of this rank's tokens as c ranks keep it."""
+    """Return a row of this rank's tokens in the form that c context-parallel ranks save it."""
     if row.term in ("K", "V") and context_kind == "gather-plain":
         return [replace(row, bytes=c * row.bytes, source="attention, gathered")]
     row = replace(row, split_by=c * row.split_by)
@@ -113,7 +117,7 @@ def _context_rows(row: Row, c: int, context_kind: str) -> list[Row]:
 
 
 def _head_rows(shape: LlamaShape, t: int, e: int) -> list[Row]:
-    """Q, K and V, and what their norms keep if the model has them."""
+    """List Q, K and V, and what their norms save if the model has these norms."""
     tokens, d, wide = shape.seq_length * shape.micro_batch_size, shape.d, max(e, FLOAT32)
     heads = {"Q": shape.num_attention_heads, "K": shape.num_key_value_heads}
     ranks = {name: min(t, count) for name, count in heads.items()}
@@ -131,9 +135,9 @@ def _head_rows(shape: LlamaShape, t: int, e: int) -> list[Row]:
 
 
 def llama_matmuls(shape: LlamaShape) -> dict[str, int]:
-    """FLOPs of each matmul of one layer's forward pass over all ranks, named as in ``recipes``.
+    """Return the FLOPs of each matmul of one layer's forward pass over all ranks, named as in ``recipes``.
 
-    Attention counts all s² scores, as 2205.05198 appendix A does.  The router's counts once, also where every
+    Attention counts all s² scores, as 2205.05198 appendix A does. The router's matmul counts once, even where every
     rank runs it on every token.
     """
     tokens, h, a, d = shape.seq_length * shape.micro_batch_size, shape.hidden_size, shape.num_attention_heads, shape.d
@@ -155,17 +159,17 @@ def llama_matmuls(shape: LlamaShape) -> dict[str, int]:
 
 
 def llama_recomputed_flops(shape: LlamaShape, recompute: Mode) -> int:
-    """FLOPs that backward adds to one layer by recomputing dropped terms, over all ranks."""
+    """Return the FLOPs that backward adds to one layer by recomputing dropped terms, over all ranks."""
     matmuls = llama_matmuls(shape)
     return sum(matmuls[name] for name in llama_layer_terms(shape).recomputed_matmuls(recompute))
 
 
 def _latent_rows(shape: LlamaShape, sizes: LatentHeads, parallel: Parallel, e: int) -> list[Row]:
-    """From the two latents to Q, K and V, in the order of the forward pass.
+    """List what latent attention saves from the two latents to Q, K and V, in the order of the forward pass.
 
-    In 16 bits and without parallelism: 4sbq + 4sbc + 2sbr + 8sb for the latents, before and after their norms,
-    and 4sba(n + r) + 2sbav for the heads.  The heads are divided by t.  A latent is made from whole tokens, so
-    only sequence parallelism divides it.  The key's part with positions lies in the KV latent's tensor.
+    In 16 bits and without parallelism: 4sbq + 4sbc + 2sbr + 8sb bytes for the latents, before and after their norms,
+    and 4sba(n + r) + 2sbav for the heads. The heads are divided by t. A latent is made from whole tokens, so only
+    sequence parallelism divides it. The key's part with positions lies in the KV latent's tensor.
     """
     t, cut = parallel.tensor_parallel_size, parallel.sequence_parts
     own = shape.seq_length * shape.micro_batch_size // cut
@@ -187,7 +191,10 @@ def _latent_rows(shape: LlamaShape, sizes: LatentHeads, parallel: Parallel, e: i
 
 
 def _latent_matmuls(shape: LlamaShape, sizes: LatentHeads) -> dict[str, int]:
-    """FLOPs of the matmuls that make Q, K and V, forward, over all ranks; a latent's once, as a router's."""
+    """Return the FLOPs of the matmuls that make Q, K and V, forward, over all ranks.
+
+    A latent's down-projection counts once, even where every rank runs it on every token.
+    """
     tokens, h, a = shape.seq_length * shape.micro_batch_size, shape.hidden_size, shape.num_attention_heads
     return {
         "Q down-projection": 2 * tokens * h * sizes.query_rank,
@@ -199,56 +206,64 @@ def _latent_matmuls(shape: LlamaShape, sizes: LatentHeads) -> dict[str, int]:
 
 #: Bytes of a norm's statistic, of a log-sum-exp and of a routing weight, which are float32 for every e up to 4.
 FLOAT32 = 4
-#: Bytes of a token's or an expert's number.
+#: Bytes of an integer that says which token or which expert.
 INDEX = 8
 
 
 def expert_mlp_rows(
     shape: LlamaShape, parallel: Parallel = Parallel(), element_size: int = 2, routed_tokens: int | None = None
 ) -> list[Row]:
-    """What the router and this rank's experts keep; no token is dropped.  shape: with this rank's part of the sequence.
+    """List what the router and this rank's experts save; no token is dropped.
 
-    routed_tokens (R): pairs of a token and an expert that this rank's experts take; None: as many as
-    every other rank's, sbκ/t.  In 16 bits and without parallelism: 2sbh + 20sbκ + 4R + 6Rf, and 6sb times
-    the width of the experts that all tokens share.  Under sequence parallelism the ranks' R add up to sbκ
-    and all else is divided by t.  A sigmoid in place of the softmax keeps as much.  Raises ConfigError
-    on a layer without experts, if t ranks can't share it, or on more tokens than can be routed there.
+    In 16 bits and without parallelism: 2sbh + 20sbκ + 4R + 6Rf bytes, and 6sb times the width of the experts that all
+    tokens share. Under sequence parallelism the ranks' R add up to sbκ and everything else is divided by t. A sigmoid
+    router saves as much as a softmax router.
+
+    Args:
+        shape: with this rank's part of the sequence.
+        element_size: bytes of an activation element.
+        routed_tokens: R, how many pairs of a token and an expert this rank's experts take; None: sbκ/t, as many as
+            every other rank's.
+
+    Raises: ConfigError on a layer without experts, if t ranks can't share it, or on more tokens than can be routed
+        there.
     """
-    most = most_routed_tokens(shape, parallel)
+    most_pairs = most_routed_tokens(shape, parallel)
     check_llama_ranks(shape, parallel)
     e, t, taken = element_size, parallel.tensor_parallel_size, shape.experts_per_token or 0
     pairs = shape.seq_length * shape.micro_batch_size * taken
     if routed_tokens is None:
         routed_tokens = check_divides("routed_tokens", pairs, "tensor_parallel_size", t)
-    check_size("routed_tokens", routed_tokens, most, least=0)
+    check_size("routed_tokens", routed_tokens, most_pairs, least=0)
     cut = parallel.sequence_parts
-    own, weight = pairs // cut, max(e, FLOAT32)
-    wide = e * routed_tokens * shape.ffn_hidden_size
-    shared = e * (pairs // taken) * shape.shared_ffn_size // t
+    sent_pairs, weight = pairs // cut, max(e, FLOAT32)
+    expert_bytes = e * routed_tokens * shape.ffn_hidden_size
+    shared_bytes = e * (pairs // taken) * shape.shared_ffn_size // t
     weighing = "sigmoid of the chosen scores" if shape.sigmoid_router else "softmax over the chosen experts"
     rows = [
-        Row("router input", e * own // taken * shape.hidden_size, cut, "router; the experts dispatch it again"),
-        Row("chosen experts", INDEX * own, cut, "routing weights"),
-        Row("routing weights", weight * own, cut, weighing),
-        Row("dispatch order", INDEX * own, cut, "pairs sorted by expert"),
+        Row("router input", e * sent_pairs // taken * shape.hidden_size, cut, "router; the experts dispatch it again"),
+        Row("chosen experts", INDEX * sent_pairs, cut, "routing weights"),
+        Row("routing weights", weight * sent_pairs, cut, weighing),
+        Row("dispatch order", INDEX * sent_pairs, cut, "pairs sorted by expert"),
         Row("dispatched weights", weight * routed_tokens, t, "SwiGLU: one number a pair"),
-        Row("gate", wide, t, "SwiGLU of the experts"),
-        Row("up", wide, t, "SwiGLU of the experts"),
-        Row("down input", wide, t, "down matmul of the experts"),
+        Row("gate", expert_bytes, t, "SwiGLU of the experts"),
+        Row("up", expert_bytes, t, "SwiGLU of the experts"),
+        Row("down input", expert_bytes, t, "down matmul of the experts"),
     ]
-    if shared:
+    if shared_bytes:
         rows += [
-            Row("shared gate", shared, t, "SwiGLU of the shared experts"),
-            Row("shared up", shared, t, "SwiGLU of the shared experts"),
-            Row("shared down input", shared, t, "down matmul of the shared experts"),
+            Row("shared gate", shared_bytes, t, "SwiGLU of the shared experts"),
+            Row("shared up", shared_bytes, t, "SwiGLU of the shared experts"),
+            Row("shared down input", shared_bytes, t, "down matmul of the shared experts"),
         ]
     return rows
 
 
 def most_routed_tokens(shape: LlamaShape, parallel: Parallel = Parallel()) -> int:
-    """The worst rank under imbalance: every token takes as many of its experts as a token can: sb · min(κ, E/t).
+    """Return the largest R that a rank can get: every token takes as many of its experts as it can, sb · min(κ, E/t).
 
-    With ep ranks that share experts beside t: sb · ep/t · min(κ, E/ep).
+    With ep > t ranks that share the experts it is sb · ep/t · min(κ, E/ep).
+    Raises: ConfigError on a layer without experts, or if the ranks can't share them.
     """
     if not shape.num_experts or not shape.experts_per_token:
         raise ConfigError("shape", "this layer has no experts")
@@ -258,10 +273,15 @@ def most_routed_tokens(shape: LlamaShape, parallel: Parallel = Parallel()) -> in
 
 
 def forced_routed_tokens(shape: LlamaShape, parallel: Parallel, routing: str, rank: int) -> int:
-    """R of a rank if the router's scores are ignored.  shape: with this rank's part of the sequence.
+    """Return a rank's R where the router's scores are ignored.
 
-    routing: "even" (each sender's pairs go to the experts in turn), or "one-sided" (every token's go to
-    the first κ experts).  Raises ConfigError on another one, or a rank that is not among those that share experts.
+    Args:
+        shape: with this rank's part of the sequence.
+        routing: "even" (each sender's pairs go to the experts in turn), or "one-sided" (every token's pairs go to the
+            first κ experts).
+        rank: among the ranks that share experts.
+
+    Raises: ConfigError on another routing, or on a rank that is not among those that share experts.
     """
     most_routed_tokens(shape, parallel)
     check_llama_ranks(shape, parallel)
@@ -282,7 +302,11 @@ EXPERT_EXCHANGE, CONTEXT_EXCHANGE = "experts", "K and V"
 
 
 def _of_latents(row: PredictedCollective, sizes: LatentHeads, bytes_each: int) -> list[PredictedCollective]:
-    """What latent attention sends in place of its part of a row.  bytes_each: of an element of all tokens."""
+    """Return what latent attention sends in place of a row of the paper's layer.
+
+    Args:
+        bytes_each: bytes of one element of every token.
+    """
     if row.place == OUTPUT:
         return [row]
     widths = [sizes.query_rank, sizes.key_value_rank]
@@ -293,11 +317,16 @@ def _of_latents(row: PredictedCollective, sizes: LatentHeads, bytes_each: int) -
 
 
 def llama_collectives(shape: LlamaShape, parallel: Parallel, recompute: str = "none") -> list[PredictedCollective]:
-    """Collectives of one microbatch in one layer among the t ranks, in 16 bits.  shape: with the whole sequence.
+    """List the collectives of one microbatch in one layer among the t ranks, in 16 bits.
 
-    Those of the paper's layer; of latent attention the latents and the key's part that all heads share are gathered in
-    place of its input.  With experts, all-to-alls of their tokens, among the ranks that share them, are in
-    place of the MLP's collectives; where every rank has every token, there is one more sum.
+    They are those of the paper's layer with two changes. With latent attention, the latents and the key's part that all
+    heads share are gathered in place of attention's input. With experts, all-to-alls of their tokens, among the ranks
+    that share experts, take the place of the MLP's collectives; where every rank has every token, an all-reduce of the
+    routing weights' gradient does. Shared experts have the MLP's collectives as well.
+
+    Args:
+        shape: with the whole sequence.
+        recompute: a mode's name.
     """
     own, t, a = own_context_shape(shape, parallel), parallel.tensor_parallel_size, shape.num_attention_heads
     s, b, h = own.seq_length, own.micro_batch_size, own.hidden_size
@@ -336,10 +365,17 @@ def context_collectives(
     recompute: Mode = "none",
     element_size: int = 2,
 ) -> list[PredictedCollective]:
-    """Collectives of one microbatch in one layer among the c ranks; none for c = 1.
+    """List the collectives of one microbatch in one layer among the c ranks; none for c = 1.
 
-    Weights' gradients are not among them: once an iteration, with the data-parallel ranks'.
-    Raises ConfigError if the ranks can't share the layer.
+    Weights' gradients are not among them: they are summed once an iteration, together with those of data-parallel
+    ranks.
+
+    Args:
+        shape: with the whole sequence.
+        context_kind: one of CONTEXT_KINDS.
+        element_size: bytes of an activation element.
+
+    Raises: ConfigError if the ranks can't share the layer.
     """
     c, t = parallel.context_parallel_size, parallel.tensor_parallel_size
     own = own_context_shape(shape, parallel, context_kind)
@@ -349,19 +385,19 @@ def context_collectives(
     one_head = element_size * own.seq_length * own.micro_batch_size * own.d
     key = one_head * max(own.num_key_value_heads // t, 1)
     query = one_head * (own.num_attention_heads // t)
-    again = _made_again(shape, dropped)
+    rebuilt = _made_again(shape, dropped)
     if context_kind == "ulysses":
         sizes = {"Q": query, "K": key, "V": key, "the result": query}
         return [
             PredictedCollective("all-to-all", phase, c, size)
             for phase in ("forward", "recompute", "backward")
             for what, size in sizes.items()
-            if phase != "recompute" or what in again
+            if phase != "recompute" or what in rebuilt
         ]
     gathers = {"forward": 2, "backward": 2}
     if context_kind == "gather-plain":
-        gathers = {"forward": 2, "recompute": len(again & {"K", "V"})}
-    elif again & {"attention"}:
+        gathers = {"forward": 2, "recompute": len(rebuilt & {"K", "V"})}
+    elif rebuilt & {"attention"}:
         gathers["recompute"] = 2
     return [
         *(
@@ -374,7 +410,10 @@ def context_collectives(
 
 
 def _made_again(shape: LlamaShape, dropped: frozenset[str]) -> set[str]:
-    """The tensors of collectives that backward rebuilds.  Rebuilding one result of a call rebuilds all of them."""
+    """Return which of the tensors that collectives send are rebuilt in backward, if these terms are dropped.
+
+    Rebuilding one result of a call rebuilds all of them.
+    """
     projected = {"Q before its norm", "K before its norm", "V"} if shape.qk_norm else {"Q", "K", "V"}
     query, key = ({"Q"}, {"K"}) if shape.qk_norm else (projected, projected)
     made_with = {

@@ -1,4 +1,4 @@
-"""What lives at the peak of the loss: output layer and cross entropy, forward and backward, on one rank.
+"""What is alive at the peak of the loss: output layer and cross entropy, forward and backward, on one rank.
 
 With few heads and recomputed layers the largest tensors of a step are here, v numbers a token: see chapter 10.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from actmem.config import check_choice, check_sizes, check_vocab_size
 from actmem.rows import Row, total
 
-#: Ways to compute the loss, the most bytes first, and what each is.
+#: Ways to compute the loss, from the most bytes to the fewest, with what each does.
 LOSSES = {
     "float32": "F.cross_entropy of logits that are widened to float32, as Hugging Face's models do",
     "16 bits": "F.cross_entropy of the 16-bit logits as they are",
@@ -25,14 +25,15 @@ def loss_peak_rows(
     tensor_parallel_size: int = 1,
     chunk: int = 1024,
 ) -> list[Row]:
-    """Bytes alive at the peak of one forward and backward of the loss, beside the weight; activations of 16 bits.
+    """List the bytes alive at the peak of the loss's forward and backward, without the weight, in 16 bits.
 
-    The weight's gradient counts where it lives at the peak, a float32 sum over the chunks; elsewhere it comes
-    when the logits have gone.
+    The weight's gradient is a row where it is alive at the peak: as a float32 sum over the chunks, or if it is larger
+    than what the loss itself needs.
 
     Args:
-        loss: one of LOSSES.  The first two know no ranks: each holds the whole vocabulary.
-        chunk: tokens whose logits exist at once.
+        loss: one of LOSSES. The first two don't share the vocabulary: each rank holds all of it.
+        tokens: s·b.
+        chunk: for "in chunks", the tokens whose logits exist at once.
 
     Raises: ConfigError on another loss, or if t does not divide the vocabulary.
     Source: 2205.05198 section 4.3 for float32 logits; counted by ``actmem.ledger.watch_step``.
@@ -61,7 +62,7 @@ def loss_peak_rows(
     size = 2 if loss == "16 bits" else 4
     at_the_loss: tuple[Row, ...]
     if loss == "in place":
-        # ids and their copy, which of them are this rank's, the sums: all alive at the end of forward.
+        # The ids and their copy, the mask of those that are this rank's, and the sums are alive at the end of forward.
         at_the_loss = (
             Row("logits", 2 * tokens * rows, t, "output layer"),
             Row("softmax", 4 * tokens * rows, t, "§4.3, cross entropy"),
@@ -75,7 +76,7 @@ def loss_peak_rows(
             Row("gradient of the logits", size * tokens * rows, t, "log-softmax, backward"),
             Row("numbers a token", 8 * tokens + 2 * size, source="ids; the loss and its gradient"),
         )
-    # With few tokens the weight's gradient is larger, and by then the softmax has gone.
+    # With few tokens the weight's gradient is larger than the softmax, which has been freed by then.
     at_the_linear = (
         grad_x,
         Row("gradient of the logits", 2 * tokens * rows, t, "log-softmax, backward"),

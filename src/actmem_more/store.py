@@ -1,7 +1,7 @@
 """Keep a tensor for backward somewhere else, or smaller: in the host's memory, or in eight bits.
 
-``recipes`` says what becomes of each of a layer's tensors, ``drop`` calls these: ``put(flat, name)`` takes a whole
-storage as one row of elements, keeps what it needs, and returns a function that recomputes the row.
+``recipes`` says what is done with each of a layer's tensors, and ``drop`` calls these stores. ``put(flat, name)`` takes
+a whole storage as a tensor of one dimension, keeps what it needs, and returns a function that gives the tensor back.
 """
 
 from __future__ import annotations
@@ -22,14 +22,18 @@ from actmem.rows import on_the_host
 
 
 class HostMemory:
-    """Keeps tensors in the host's memory while the device computes: two copies for each, one out and one back.
+    """Keeps tensors in the host's memory while the device computes: two copies for each tensor, one out and one back.
 
-    ahead: how many tensors may be on their way at once.  Forward waits for the oldest copy before it starts one
-    more; backward, when it reads a tensor, starts to fetch the ``ahead`` that were put before it and not read yet.
-    So besides what is being read the device holds at most that many.  Layers that share one of these fetch across
-    their borders.  On a GPU the host's memory is pinned and the copies run on a stream of their own; on a CPU "device"
-    and "host" are the same memory, the copies are real, and the ledger lists them as "…, on the host".
-    Keeps nothing on the device, and all bytes of the storage on the host, until the layer's graph goes.
+    Layers that share one HostMemory also fetch across their borders. On a GPU the host's memory is pinned and the
+    copies run on a stream of their own. On a CPU "device" and "host" are the same memory; the copies are real, and the
+    ledger lists them as "…, on the host".
+
+    Args:
+        ahead: how many tensors may be on their way at once, besides those that are being read. Forward waits for the
+            oldest copy before it starts one more. When backward reads a tensor, it starts to fetch the ``ahead``
+            tensors that were put before it and that it hasn't read yet.
+
+    Saves: nothing on the device, and all bytes of the storage on the host, until the layer's graph is freed.
     """
 
     def __init__(self, ahead: int = 1):
@@ -41,6 +45,7 @@ class HostMemory:
         self._streams: dict[torch.device, Any] = {}
 
     def put(self, flat: Tensor, name: str) -> Callable[[], Tensor]:
+        """Copy ``flat`` to the host; returns a function that copies it back. ``name`` is its term, for a ledger."""
         stream = self.stream(flat.device)
         place = "meta" if flat.is_meta else "cpu"
         host = torch.empty(flat.shape, dtype=flat.dtype, device=place, pin_memory=stream is not None)
@@ -59,19 +64,19 @@ class HostMemory:
         return copy.fetch
 
     def copies(self) -> list[Tensor]:
-        """The tensors on the host, if the last that was put is still there."""
-        found: list[Tensor] = []
+        """Return the tensors on the host, the last first; an empty list if the last one has been freed."""
+        tensors: list[Tensor] = []
         copy = self._last() if self._last is not None else None
         while copy is not None:
-            found += copy.kept.tensors()
+            tensors += copy.kept.tensors()
             copy = copy.before()
-        return found
+        return tensors
 
     def __reduce__(self) -> tuple:
         return HostMemory, (self.ahead,)  # a copy of a model starts with nothing on its way
 
     def stream(self, device: torch.device) -> Any:
-        """The stream of copies to and from that device; None for a CPU and for tensors without data."""
+        """Return the stream of copies to and from a device; None for a CPU and for tensors without data."""
         if device.type in ("cpu", "meta"):
             return None
         if device not in self._streams:
@@ -80,9 +85,13 @@ class HostMemory:
 
 
 class _HostCopy:
-    """One storage on the host.  arriving: its copy on the device from the start of the fetch until it is read.
+    """One storage on the host.
 
-    previous: the copy that was put before.  reads: how often it was read; more than once if a graph is retained.
+    Attributes:
+        previous: the copy that was put before this one.
+        reads: how often it was read; more than once if a graph is retained.
+        kept: what autograd holds of it.
+        arriving: its copy on the device, from the start of the fetch until it is read.
     """
 
     def __init__(
@@ -113,27 +122,28 @@ class _HostCopy:
             current = torch.get_device_module(self.device).current_stream(self.device)
             current.wait_stream(stream)
             tensor.record_stream(current)
-        other = self.before()
-        while other is not None and len(self.memory.arriving) < self.memory.ahead:
-            if other.reads < self.reads:
-                other.start()
-            other = other.before()
+        earlier = self.before()
+        while earlier is not None and len(self.memory.arriving) < self.memory.ahead:
+            if earlier.reads < self.reads:
+                earlier.start()
+            earlier = earlier.before()
         return tensor
 
     def before(self) -> _HostCopy | None:
-        """The copy that was put before this one, if it is still there."""
+        """Return the copy that was put before this one; None if it has been freed."""
         return self.previous() if self.previous is not None else None
 
 
 class EightBits:
-    """Keeps whole numbers of 8 bits, and for each block of ``recipes.BLOCK`` elements a float32 scale.
+    """Keeps elements as 8-bit integers, and for each block of ``recipes.BLOCK`` elements a float32 scale.
 
-    So 260 bytes for 256 elements where 16 bits take 512.  An element comes back within 1/254 of its block's largest,
-    from 1e-35 on: the gradients are those of a backward pass that read the rounded tensor.  A block with an infinite
-    element comes back as NaN.
+    That is 260 bytes for 256 elements, which take 512 in 16 bits. An element comes back with an error of at most 1/254
+    of its block's largest, if that is above 1e-35. The gradients are those of a backward pass that read the rounded
+    tensor. A block with an infinite element comes back as NaN.
     """
 
     def put(self, flat: Tensor, name: str) -> Callable[[], Tensor]:
+        """Keep ``flat`` in 8 bits; returns a function that gives it back, rounded. ``name``: its term, for a ledger."""
         size, dtype = len(flat), flat.dtype
         values, scales = eight_bits(flat)
         kept = keep(values, scales, name=name)
@@ -141,12 +151,15 @@ class EightBits:
 
 
 def eight_bits(flat: Tensor) -> tuple[Tensor, Tensor]:
-    """Elements ``[n]`` as int8 ``[blocks, 256]``, the last block filled up with zeros, and scales ``[blocks, 1]``."""
+    """Convert elements ``[n]`` to 8 bits.
+
+    Returns: int8 ``[blocks, 256]``, the last block filled up with zeros, and the float32 scales ``[blocks, 1]``.
+    """
     blocks = F.pad(flat, (0, -len(flat) % BLOCK)).view(-1, BLOCK).float()
     scales = (blocks.abs().amax(1, keepdim=True) / 127).clamp(min=torch.finfo(torch.float32).tiny)
     return (blocks / scales).round().to(torch.int8), scales
 
 
 def from_eight_bits(values: Tensor, scales: Tensor) -> Tensor:
-    """The elements in float32, with those that filled up the last block."""
+    """Return the elements in float32, with the zeros that filled up the last block."""
     return (values * scales).flatten()

@@ -25,10 +25,8 @@ def read_config(target: str) -> dict:
         raise ConfigError("target", f"{target} names no model_type, so it is no config.json of transformers")
     if given.get("quantization_config"):
         raise ConfigError("target", f"{target} has a quantization_config, which has no bill here: leave it out")
-    is_picture = "image_size" in given and not {"vocab_size", "text_config"} & given.keys()
-    if given.get("is_encoder_decoder") or is_picture:
-        what = "reads pictures" if is_picture else "has an encoder and a decoder"
-        rule = f"{target} {what}, and a configuration must be of a language model of one stack"
+    if given.get("is_encoder_decoder"):
+        rule = f"{target} has an encoder and a decoder, and a configuration must be of a model of one stack"
         raise ConfigError("target", f"{rule}: {OTHERWISE} works")
     if isinstance(a, int) and isinstance(k, int) and k and a % k:
         raise ConfigError("target", f"{target} has {a} query heads and {k} key heads, no multiple")

@@ -105,10 +105,6 @@ def _beside_its_input(activation: str) -> Callable[[Rows], Rows]:
     return rule
 
 
-def _largest(rows: Rows) -> int:
-    return max((row.bytes for row in rows), default=0)
-
-
 def _nothing(rows: Rows) -> int:
     return 0
 
@@ -119,7 +115,8 @@ _OF_GATES = (
 )
 #: The waste, the rows that it keeps, what the change leaves of them, and what to say.
 _RULES: tuple[tuple[str, Callable[[Rows], Rows], Callable[[Rows], int], str], ...] = (
-    ("GeLU in several operations", _gelu, lambda rows: sum(map(_largest, _by_module(rows))),
+    ("GeLU in several operations", _gelu,
+     lambda rows: sum(max(row.bytes for row in group) for group in _by_module(rows)),
      "Each operation keeps its own tensors; F.gelu keeps its input alone."),
     ("norms in float32", _norm, lambda rows: _size(rows) // 2,
      "The norm keeps its input in float32; a fused kernel (nn.RMSNorm on a GPU) keeps it in 16 bits and one number a "

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from actmem.layers.gpt import ModelPart
-from actmem.ledger.layer_rows import layer_input, rows_by_term
+from actmem.ledger.measure_layer import layer_input, rows_by_term
 from actmem.ledger.recorder import record
 from actmem.rows import Row, merge
 

@@ -122,7 +122,7 @@ def _check_device(options: argparse.Namespace) -> None:
         raise ConfigError("step", "backward does not run on CUDA tensors without a GPU")
 
 
-def _write(result: dict[str, Any], options: argparse.Namespace, text: str) -> int:
+def _write(result: dict[str, Any], options: argparse.Namespace, text: str) -> None:
     """Write the result as was asked for."""
     if options.html:
         write(_of_this_rank(options.html), page(result))
@@ -130,7 +130,6 @@ def _write(result: dict[str, Any], options: argparse.Namespace, text: str) -> in
         write(_of_this_rank(options.json), json.dumps(result, ensure_ascii=False) + "\n")
     if options.json != "-":
         print(text)
-    return 0
 
 
 def _of_this_rank(file: str) -> str:

@@ -63,13 +63,14 @@ def test_the_walls_bars_are_the_bytes_and_words_stand_where_memory_ran_out():
 
 def test_what_the_prediction_lacks_is_named_or_said_to_be_unexplained():
     fold = gpu.wall_remainder(WALL)
-    assert fold.line.startswith("Measured is 1.11% to 2.50% more") and "1.00 GiB of it" in fold.line
+    assert fold.line == "Measured is 1.11% to 2.50% more than predicted"
     assert "has no workspaces." in fold.details and "1.00 GiB (b), 512 MiB (c)" in fold.details
 
 
 def test_the_newest_file_that_has_a_step_is_taken(tmp_path):
     with pytest.raises(FileNotFoundError, match="no GPU's results"):
         gpu.newest("wall", tmp_path)
-    for name, date, steps in (("a", "2", {"wall": [1]}), ("b", "1", {"wall": [2]}), ("c", "3", {"wall": []})):
-        (tmp_path / f"{name}.json").write_text(json.dumps({"date": date, **steps}))
-    assert gpu.newest("wall", tmp_path)["wall"] == [1]
+    whole, killed = {"name": "a", "curve": [[0, 1]]}, {"name": "a", "curve": None}
+    for name, date, rows in (("a", "2", [killed, whole]), ("b", "1", [whole]), ("c", "3", []), ("d", "4", [killed])):
+        (tmp_path / f"{name}.json").write_text(json.dumps({"date": date, "wall": rows}))
+    assert gpu.newest("wall", tmp_path)["date"] == "2"

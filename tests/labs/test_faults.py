@@ -12,6 +12,7 @@ import torch.distributed as dist
 from actmem_course import launch
 from actmem_course.process import cause_of
 from tests.labs.faults import Started, listening, planted
+from tests.labs.in_process import shown_in_80_columns
 from tests.labs.learners import learner_file
 from tests.tiers import at_night
 
@@ -39,9 +40,9 @@ def test_a_rank_is_killed_under_torchrun(tmp_path):
     assert run.nothing_is_left()
 
 
-@pytest.mark.parametrize("torchrun", [False, True])
-def test_ranks_that_are_well_end_with_0(torchrun, tmp_path):
-    code, output, errors = planted(tmp_path, "is well", torchrun=torchrun).end()
+def test_ranks_that_are_well_end_with_0(tmp_path):
+    """Under torchrun; chapters start labs without it."""
+    code, output, errors = planted(tmp_path, "is well", torchrun=True).end()
     assert (code, errors) == (0, []) and "6 of 6 agree" in output
 
 
@@ -51,10 +52,9 @@ SAID: list[Any] = [
     at_night(("is killed", {"place": "backward"}, "rank 1 was ended by SIGKILL")),
     ("raises", {}, r"rank 1: ValueError: planted \(measure_parity.py:\d+; for more"),
     # No parent sees more than an exit code of 0: another rank says that it has lost one.
-    ("leaves", {}, r"rank 0: RuntimeError: .*Connection closed by peer"),
-    ("has no memory", {}, "rank 1: out of memory: "),
+    at_night(("leaves", {}, r"rank 0: RuntimeError: .*Connection closed by peer")),
     # Nothing exists yet over which one could hear of the others, but the store where they meet.
-    ("loops", {"GLOO_SOCKET_IFNAME": "nosuch0"}, "rank [01]: RuntimeError: .*nosuch0.*"),
+    at_night(("loops", {"GLOO_SOCKET_IFNAME": "nosuch0"}, "rank [01]: RuntimeError: .*nosuch0.*")),
 ]  # fmt: skip
 
 
@@ -69,6 +69,9 @@ def test_a_fault_is_one_line_that_names_a_rank_and_the_cause(fault, planting, sa
 def test_errors_of_torch_keep_their_cause():
     memory = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has")
     assert cause_of(memory) == f"out of memory: {memory}"
+    with pytest.raises(RuntimeError) as no_memory:
+        torch.empty(2**60, dtype=torch.uint8)
+    assert cause_of(no_memory.value).startswith("out of memory: ")
     nccl = "NCCL error in: /x/NCCLUtils.cpp:94, unhandled system error, NCCL version 2.27.5"
     last = "Error while creating shared memory segment /dev/shm/nccl-4t5 (size 9637888)"
     assert (
@@ -132,6 +135,7 @@ EMULATED = [str(launch.LABS / "measure_table2.py"), "--emulate", "4"]
 ASCII = "import runpy, sys; sys.stdout.reconfigure(encoding='ascii'); del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
 
+@pytest.mark.nightly
 def test_nowhere_to_print(tmp_path):
     command = ["sh", "-c", '"$@" >/dev/full', "sh", sys.executable, *EMULATED]
     line = "measure_table2.py: cannot write standard output: No space left on device"
@@ -140,7 +144,7 @@ def test_nowhere_to_print(tmp_path):
 
 def test_a_narrow_screen_and_a_poor_encoding_lose_no_digit(tmp_path):
     code, output, errors = Started([sys.executable, "-c", ASCII, *EMULATED], tmp_path, COLUMNS="40").end()
-    _, wide, _ = Started([sys.executable, *EMULATED], tmp_path, COLUMNS="200").end()
+    wide = shown_in_80_columns("measure_table2.py", *EMULATED[1:])
     assert (code, errors) == (0, []) and output.isascii()
     numbers = re.findall(r"\d[\d,]{5,}", wide)
     assert len(numbers) > 10 and re.findall(r"\d[\d,]{5,}", output) == numbers

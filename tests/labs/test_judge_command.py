@@ -13,6 +13,7 @@ from actmem_course.judge.verdict import PASSED, Verdict
 from tests.labs.faults import TORCHRUN
 from tests.labs.in_process import judge_exit
 from tests.labs.learners import judged_file, learner_file, start
+from tests.tiers import at_night
 
 #: Where our packages are, without spaces: the clone's folder can have any name.
 OURS = "".join(str(Path(actmem.__file__).parents[1]).split())
@@ -101,7 +102,7 @@ def test_unfinished_code_gets_a_sentence(case, tmp_path):
     assert re.search(expected, said) and OURS not in "".join(said.split()), said
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("unbuffered", ["", at_night("1")])
 def test_what_a_learner_prints_is_seen_once_with_its_rank_and_a_flood_is_cut(unbuffered, tmp_path):
     body = "for number in range(2000):\n        print('line', number % 60, 'of', len(x.shape))\n    print('once')\n"
     body += "    [print(k) for k in range(5000)]\n    return x"

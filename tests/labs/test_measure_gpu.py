@@ -3,11 +3,14 @@
 import json
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 from gpu_steps.session import NO_TIME, Session
+from gpu_steps.strangers import Predictions
 
 from actmem_course import launch
+from tests.patience import SECONDS
 
 SCRIPT = "measure_gpu.py"
 
@@ -39,6 +42,25 @@ def test_a_step_that_fails_is_noted_and_the_next_one_runs(tmp_path):
         {"step": "group: three", "reason": NO_TIME},
     ]
     assert [file.name for file in tmp_path.iterdir()] == ["results.json"]
+
+
+def test_a_prediction_that_is_late_or_fails_leaves_what_was_measured():
+    predictions = Predictions("cpu", 80)
+    for kind, program in (("plan", "import time; time.sleep(600)"), ("record_fake", "import sys; sys.exit('no such')")):
+        command = [sys.executable, "-c", program]
+        predictions._running[kind, "a step"] = subprocess.Popen(command, stderr=subprocess.PIPE)
+    run = Session(None, 60, lambda line: None)
+    run.step("strangers", "a step", lambda: {"peak_bytes": 7})
+    [row] = run.results["strangers"]
+    for kind, timeout in zip(predictions.about("a step"), (0.1, SECONDS), strict=True):
+        run.attempt(kind, partial(predictions.add_to, row, kind, timeout))
+    predictions.stop()
+    assert row == {"name": "a step", "peak_bytes": 7}
+    assert run.results["skipped"] == [
+        {"step": "plan", "reason": "TimeoutError: not ready after 0 s"},
+        {"step": "record_fake", "reason": "RuntimeError: no such"},
+    ]
+    assert all(process.returncode for process in predictions._running.values())
 
 
 WITHOUT = """

@@ -17,20 +17,21 @@ from actmem.parallel import collectives
 from actmem.parallel.groups import tensor_parallel
 from actmem.rows import total
 from actmem_course.ranks import Ranks
-from tests.labs.in_process import shown_in_80_columns
+from tests.labs.in_process import lab_results, shown_in_80_columns
 
 SCRIPT, SHAPE = "measure_peers.py", ModelShape(16, 2, 32, 4)
 TINY = ["--seq-length", 16, "--micro-batch-size", 2, "--hidden-size", 32, "--num-attention-heads", 4, "--rounds", 2]
 
 
 @pytest.mark.parametrize("ranks", [0, 2])
-def test_every_mode_and_layer(ranks, tmp_path):
-    path = tmp_path / "peers.json"
-    shown = shown_in_80_columns(SCRIPT, *TINY, "--json", path, *([] if ranks else ["--emulate", 2]), processes=ranks)
-    rows = json.loads(path.read_text())
-    names = [OURS, DTENSOR, OUR_COLLECTIVE] if ranks else [OURS, DTENSOR]
+def test_every_mode_and_layer(ranks, pools, tmp_path):
+    path, names = tmp_path / "peers.json", [OURS, DTENSOR]
+    if ranks:
+        rows, names = lab_results(pools[ranks], SCRIPT, *TINY), [*names, OUR_COLLECTIVE]
+    else:
+        assert "gloo" not in shown_in_80_columns(SCRIPT, *TINY, "--json", path, "--emulate", 2)
+        rows = json.loads(path.read_text())
     assert [(row["mode"], row["name"]) for row in rows] == [(mode, name) for mode in MODES for name in names]
-    assert ("gloo" in shown) == bool(ranks)  # an emulated rank sends nothing
     for row in rows:
         assert row["combined_seconds"] > 0 and row["peak_bytes"] >= row["held_bytes"] > 0
         assert (row["ours"] is None) == (row["name"] == OURS) and (row["over"] is None) == (row["mode"] == "none")

@@ -1,4 +1,4 @@
-"""The main job as a user starts it: --ranks, torchrun or --emulate, JSON, and bad input in one line."""
+"""The main job as a user starts it: torchrun or --emulate, JSON, and bad input in one line.  Chapter 5 has --ranks."""
 
 import json
 import os
@@ -11,23 +11,19 @@ from actmem.formulas.activations import TABLE2
 from actmem_course import launch
 from actmem_course.lab_tools.machine import ranks_here
 from tests.labs.faults import TORCHRUN
-from tests.labs.in_process import shown_in_80_columns
+from tests.labs.in_process import lab_results, shown_in_80_columns
 
 SCRIPT = "measure_table2.py"
 
 
-def test_on_two_ranks():
-    check_results(launch.results(SCRIPT, processes=2), 2)
-
-
-def check_results(results, processes):
-    assert len(results) == len(TABLE2) * processes
-    assert [r["configuration"] for r in results] == [c.name for c in TABLE2] * processes
-    assert {r["rank"] for r in results} == set(range(processes))
+def test_on_two_ranks(pools):
+    results = lab_results(pools[2], SCRIPT)
+    assert [r["configuration"] for r in results] == [c.name for c in TABLE2] * 2
+    assert {r["rank"] for r in results} == {0, 1}
     for result in results:
         assert result["measured_bytes"] == result["predicted_bytes"] + result["extra_bytes"]
         assert result["exact"] and result["difference_bytes"] == 0
-        assert result["tensor_parallel_size"] == (1 if result["configuration"] == "none" else processes)
+        assert result["tensor_parallel_size"] == (1 if result["configuration"] == "none" else 2)
 
 
 def test_a_rank_that_torchrun_did_not_start_is_alone_on_its_host(monkeypatch):

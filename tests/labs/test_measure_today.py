@@ -7,15 +7,14 @@ import torch
 from measure_today import CONTEXT_WORDS, Case, configurations
 
 from actmem.config import ModelShape
-from actmem_course import launch
 from tests.labs.in_process import lab_results, shown_in_80_columns
 from tests.tiers import at_night
 
 SCRIPT = "measure_today.py"
 
 
-def test_on_two_ranks():
-    results = launch.results(SCRIPT, processes=2)
+def test_on_two_ranks(pools):
+    results = lab_results(pools[2], SCRIPT)
     assert len(results) == 2 * len({c.name for c in configurations()}) == 24
     for result in results:
         assert result["measured_bytes"] == result["predicted_bytes"] + result["extra_bytes"] > 0

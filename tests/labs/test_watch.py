@@ -98,6 +98,7 @@ def test_a_save_does_not_wait_for_a_process_that_starts(tmp_path):
         process.end()
 
 
+@pytest.mark.nightly
 def test_editors_that_empty_the_file_and_write_it_in_parts(watched, tmp_path):
     """All ranks judge one text, so no rank waits for one that judges another."""
     beside = tmp_path / "beside"

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from actmem.config import Parallel
 from actmem.ledger.comms import Collective, count_collectives
 from actmem.ledger.emulate import emulated_rank
-from actmem.ledger.layer_rows import layer_input
+from actmem.ledger.measure_layer import layer_input
 from actmem.parallel.groups import TensorParallel
 from actmem_more.context import ContextParallel, attend_part, layer_groups
 from actmem_more.llama import LlamaLayer

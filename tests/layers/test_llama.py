@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from actmem.config import ConfigError, Parallel
 from actmem.ledger.census import LiveStorages
 from actmem.ledger.emulate import emulated_rank
-from actmem.ledger.layer_rows import layer_rows_of
+from actmem.ledger.measure_layer import layer_rows_of
 from actmem.parallel.collectives import all_gather, all_reduce
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import column_parallel, load_dense, reduce_partial_gradients, shard

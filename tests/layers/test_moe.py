@@ -7,7 +7,7 @@ import torch
 
 from actmem.config import Parallel
 from actmem.ledger.census import census
-from actmem.ledger.layer_rows import layer_rows_of
+from actmem.ledger.measure_layer import layer_rows_of
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.rows import compare, total
 from actmem_more.context import layer_groups

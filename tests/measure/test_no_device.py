@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from actmem.config import ConfigError, ModelShape
 from actmem.formulas.activations import layer_extra_rows, layer_rows
 from actmem.layers.transformer import TransformerLayer
-from actmem.ledger.layer_rows import rows_by_term
+from actmem.ledger.measure_layer import rows_by_term
 from actmem.ledger.recorder import record
 from actmem.recipes import RECOMPUTE_MODES
 from actmem.rows import compare

@@ -10,7 +10,7 @@ from actmem.config import PAPER_MODELS, TINY, Parallel
 from actmem.formulas.activations import TABLE2, gathered_input_bytes, layer_extra_rows, layer_rows
 from actmem.layers.transformer import TransformerLayer
 from actmem.ledger.emulate import emulated_rank
-from actmem.ledger.layer_rows import layer_input, layer_rows_of, measure_layer
+from actmem.ledger.measure_layer import layer_input, layer_rows_of, measure_layer
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.rows import compare, total
 from actmem_course.ranks import Ranks

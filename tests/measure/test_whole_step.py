@@ -139,6 +139,7 @@ def test_a_checkpoints_second_run_is_recomputed_activations():
     assert sum(row.bytes for row in recomputed) > 3 * 100 * 64 * 4 * 0.9 and recomputed[0].module.startswith("inner.")
 
 
+@pytest.mark.nightly
 def test_a_compiled_block_in_a_checkpoint_is_watched_as_it_runs():
     """Under a mode of torch functions its second run saves other tensors than its first, and torch refuses that."""
     blocks = nn.ModuleList(nn.Sequential(nn.RMSNorm(32), nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in "12")

@@ -85,28 +85,6 @@ def pictures(notebook):
     return [" ".join(output.data["text/plain"].split()) for output in outputs if "image/png" in output.get("data", {})]
 
 
-@pytest.mark.by_day(1)
-@pytest.mark.parametrize("name", BY_DAY)
-def test_a_chapter_is_a_page(name, reader, shots):
-    received = []
-    reader.context.on("response", lambda response: received.append(response))
-    opened = reader.open(f"notebooks/{Path(name).stem}.html")
-    page = opened.page
-    page.locator("footer").last.scroll_into_view_if_needed()
-    page.wait_for_load_state("networkidle")
-    small_enough(received)
-    for width in WIDTHS:
-        page.set_viewport_size({"width": width, "height": 1000})
-        for scheme in ("light", "dark"):
-            page.emulate_media(color_scheme=scheme)
-            no_sideways(page)
-            shots(page, f"page-{Path(name).stem}-{width}-{scheme}")
-    formulas = page.locator("mjx-container").count()
-    assert formulas or not any("$" in cell.source for cell in stored(name).cells if cell.cell_type == "markdown")
-    reader.nothing_missing(opened)
-    page.close()
-
-
 def small_enough(received):
     """What a page loads from an empty cache, pictures at its end included."""
     bodies = {response.url: response.body() for response in received}
@@ -276,11 +254,14 @@ UNWRAPPED = """
 
 @pytest.mark.by_day(1)
 @pytest.mark.parametrize("name", BY_DAY)
-def test_a_chapter_on_a_phone(name, reader, shots):
+def test_a_chapter_on_a_phone_and_wider(name, reader, shots):
     """A guess by keyboard brings its figure; then the last control of each figure moves by keyboard; every drawing is whole.
 
-    Also the drawings that only a machine can compute: a still picture is too small for a phone.
+    Also the drawings that only a machine can compute: a still picture is too small for a phone.  Then in wider windows:
+    Python takes seconds to start in a page, so it starts once.
     """
+    received = []
+    reader.context.on("response", lambda response: received.append(response))
     opened = reader.open(f"notebooks/{Path(name).stem}.html", width=390)
     page = opened.page
     page.locator(".actmem-guess").first.wait_for()
@@ -298,8 +279,20 @@ def test_a_chapter_on_a_phone(name, reader, shots):
     no_sideways(page)
     assert page.evaluate(CUT) == []
     shots(page, f"phone-{Path(name).stem}", full_page=True)
+    page.locator("footer").last.scroll_into_view_if_needed()
+    page.wait_for_load_state("networkidle")
+    small_enough(received)
+    for width in WIDTHS:
+        page.set_viewport_size({"width": width, "height": 1000})
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            no_sideways(page)
+            shots(page, f"page-{Path(name).stem}-{width}-{scheme}")
+    formulas = page.locator("mjx-container").count()
+    assert formulas or not any("$" in cell.source for cell in stored(name).cells if cell.cell_type == "markdown")
     reader.nothing_missing(opened)
-    accessible(page)
+    page.set_viewport_size({"width": 390, "height": 1000})
+    accessible(page)  # it asks for style sheets of its own
 
 
 #: Clicks in the page: so this process's way to the browser isn't counted.

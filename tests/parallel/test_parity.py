@@ -131,5 +131,6 @@ def compiled_ranks():
     return all(torch.equal(*pair) for pair in zip(found, expected, strict=True)) and graphs > 0
 
 
+@pytest.mark.nightly
 def test_compiled_on_two_ranks(pools):
     assert all(pools[2].run(compiled_ranks))

@@ -20,7 +20,7 @@ from actmem_tools.plan.own_model import OwnModel, Way
 from actmem_tools.plan.planned_models import planned_model_of
 from actmem_tools.plan.step_time import Cluster
 from actmem_tools.tape import model_tape
-from actmem_tools.tape.config_model import ConfigModel
+from actmem_tools.tape.config_model import ConfigModel, path_of_layers
 from actmem_tools.tape.evaluate import Run, moments
 from actmem_tools.tape.extrapolate_blocks import LOSS_CODE, BlockModel
 from actmem_tools.tape.model_tape import run_factory, solved_target
@@ -286,17 +286,24 @@ def test_the_bill_of_layers_of_several_kinds_is_a_real_step_at_unseen_sizes(kind
             assert peaks_of_steps(real, inputs, "\n".join(model.code(way, "bfloat16"))) == [model.bytes(way)]
 
 
+#: Padding that must be a number; and tables outside the blocks that have a part for each block.
+WITH_OWN_WEIGHTS: dict[str, dict] = {
+    "nomic_bert": {"num_hidden_layers": 3, "tie_word_embeddings": False},
+    "gemma3n_text": {"num_hidden_layers": 5, "num_kv_shared_layers": 0, "layer_types": [SLIDING] * 5, "head_dim": 16}
+    | {"vocab_size_per_layer_input": 320, "hidden_size_per_layer_input": 8},
+}
+
+
 @pytest.mark.slow
-def test_weights_in_the_bill_are_the_bytes_of_the_real_model(capsys, tmp_path):
-    """Of a configuration whose padding must be a number."""
+@pytest.mark.parametrize("kind", ["nomic_bert", at_night("gemma3n_text")])
+def test_weights_in_the_bill_are_the_bytes_of_the_real_model(kind, capsys, tmp_path):
     transformers = pytest.importorskip("transformers")
-    given = {"model_type": "nomic_bert", **SMALL, "num_hidden_layers": 3, "tie_word_embeddings": False}
+    given = {"model_type": kind, **SMALL, **WITH_OWN_WEIGHTS[kind]}
     path = tmp_path / "config.json"
     path.write_text(json.dumps(given))
     _, found = planned(capsys, str(path), "--at", "s=16,b=2", "--memory", "5")
-    model = transformers.AutoModelForMaskedLM.from_config(
-        transformers.AutoConfig.for_model(**given), dtype=torch.bfloat16
-    )
+    auto = transformers.AutoModelForMaskedLM if kind == "nomic_bert" else transformers.AutoModelForCausalLM
+    model = auto.from_config(transformers.AutoConfig.for_model(**given), dtype=torch.bfloat16)
     assert found["bill"][0] | {"source": ""} == {
         "term": "weights", "bytes": sum(p.nbytes for p in model.parameters()), "source": ""
     }  # fmt: skip
@@ -305,6 +312,51 @@ def test_weights_in_the_bill_are_the_bytes_of_the_real_model(capsys, tmp_path):
 def test_what_depends_on_values_says_that_fake_tensors_have_none(capsys):
     assert main(["record", f"{MODELS}:positive", "--at", "s=8,b=2,h=8", "--fake"]) == 2
     assert "depends on values, which fake tensors don't have; record works without --fake" in capsys.readouterr().err
+
+
+PICTURES = {
+    "model_type": "vit", "image_size": [32, 16], "patch_size": 8, "hidden_size": 64, "num_attention_heads": 4,
+    "intermediate_size": 96, "num_hidden_layers": 6,
+}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_model_of_pictures_is_planned_without_a_length(capsys, tmp_path):
+    pytest.importorskip("transformers")
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(PICTURES))
+    options = ["--memory", "1", "--allowance", "0", "--at"]
+    _, found = planned(capsys, str(path), *options, "b=40")
+    with fused_attention_on_cpu():
+        real = peak(ConfigModel(PICTURES).factory(), {"b": 40}, 6, "")
+    assert found["asked"]["bytes"] == 3 * 2 * found["num_parameters"] + real
+    assert [*found["largest"]["no block runs again"]] == ["b"]
+    main(["plan", str(path), *options, "b=40"])
+    assert "no block runs again: b = " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("config", "at", "loss", "says"),
+    [
+        (PICTURES, "b=2,s=8", "whole", "at: s is the configuration's own"),
+        (PICTURES, "b=2", "chunked", "loss: is a language model's"),
+        (LLAMA, "b=2", "whole", "at: s is missing"),
+    ],
+)
+def test_only_a_model_that_reads_text_has_a_length(config, at, loss, says, capsys, tmp_path):
+    pytest.importorskip("transformers")
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    assert main(["plan", str(path), "--at", at, "--loss", loss, "--memory", "9"]) == 2
+    error = capsys.readouterr().err
+    assert says in error and error.count("\n") == 1
+
+
+def test_a_second_name_of_the_number_of_layers_is_set_too():
+    pytest.importorskip("transformers")
+    config = ConfigModel({"model_type": "xlstm", "hidden_size": 64, "num_heads": 4, "num_hidden_layers": 6})
+    model, _ = config.factory()(s=8, b=2, l=3)
+    assert len([*model.get_submodule(path_of_layers(model, 3)).children()]) == 3
 
 
 def test_below_its_window_a_layer_is_billed_without_a_mask():
@@ -340,7 +392,6 @@ def test_the_order_of_layers_is_the_shortest_that_repeats(kinds, order):
         ('{"hidden_size": 8}', "names no model_type"),
         ("[" * 100_000, "is no configuration"),
         ('{"model_type": "t5", "is_encoder_decoder": true}', "has an encoder and a decoder"),
-        ('{"model_type": "vit", "image_size": 224}', "reads pictures"),
         ('{"model_type": "llama", "quantization_config": {"quant_method": "fp8"}}', "leave it out"),
     ],
 )

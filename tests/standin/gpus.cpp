@@ -42,7 +42,10 @@ thread_local DeviceIndex current = 0;
 
 struct Memory { int64_t held = 0, peak = 0, asked = 0, allowed = capacity; } memory[16];
 struct Block { int64_t bytes, asked; DeviceIndex gpu; };
+struct Event { bool made; uintptr_t start; int64_t bytes; };
 std::unordered_map<void*, Block> blocks;
+std::vector<Event> events[16];
+bool recording = false;
 std::mutex counting;
 
 void release(void* start) {
@@ -51,6 +54,7 @@ void release(void* start) {
   if (found == blocks.end()) return;
   auto& m = memory[found->second.gpu];
   m.held -= found->second.bytes, m.asked -= found->second.asked;
+  if (recording) events[found->second.gpu].push_back({false, uintptr_t(start), found->second.bytes});
   blocks.erase(found);
   free(start);
 }
@@ -71,6 +75,7 @@ struct Allocator final : c10::Allocator {
     memset(start, 0xFF, bytes);
     m.held += bytes, m.asked += asked, m.peak = std::max(m.peak, m.held);
     blocks[start] = {bytes, int64_t(asked), current};
+    if (recording) events[current].push_back({true, uintptr_t(start), bytes});
     return {start, start, &release, device};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
@@ -443,6 +448,19 @@ struct Nccl final : c10d::Backend {
       return started;
     });
   }
+  // DTensor's collectives are these, each with one tensor.
+  Started allreduce_coalesced(Tensors& ts, const c10d::AllreduceCoalescedOptions& o) override {
+    TORCH_CHECK(ts.size() == 1, "not written: several tensors");
+    return allreduce(ts, o);
+  }
+  Started allgather_into_tensor_coalesced(Tensors& outs, Tensors& ins, const c10d::AllgatherOptions& o) override {
+    TORCH_CHECK(ins.size() == 1, "not written: several tensors");
+    return _allgather_base(outs[0], ins[0], o);
+  }
+  Started reduce_scatter_tensor_coalesced(Tensors& outs, Tensors& ins, const c10d::ReduceScatterOptions& o) override {
+    TORCH_CHECK(ins.size() == 1, "not written: several tensors");
+    return _reduce_scatter_base(outs[0], ins[0], o);
+  }
   Started reduce_scatter(Tensors& outs, std::vector<Tensors>& ins, const c10d::ReduceScatterOptions& o) override {
     Tensor whole = at::stack(ins[0]);
     return _reduce_scatter_base(outs[0], whole, o);
@@ -511,6 +529,19 @@ PYBIND11_MODULE(_standin, m) {
   m.def("asked", [](int gpu) { return memory[gpu].asked; });
   m.def("peak", [](int gpu) { return memory[gpu].peak; });
   m.def("reset_peak", [](int gpu) { memory[gpu].peak = memory[gpu].held; });
+  m.def("record", [](bool on) { std::lock_guard<std::mutex> lock(counting); if ((recording = on)) for (auto& list : events) list.clear(); });
+  m.def("events", [](int gpu) {
+    std::lock_guard<std::mutex> lock(counting);
+    std::vector<std::tuple<bool, uintptr_t, int64_t>> found;
+    for (auto& one : events[gpu]) found.emplace_back(one.made, one.start, one.bytes);
+    return found;
+  });
+  m.def("blocks", [](int gpu) {
+    std::lock_guard<std::mutex> lock(counting);
+    std::vector<std::tuple<uintptr_t, int64_t, int64_t>> found;
+    for (auto& [start, block] : blocks) if (block.gpu == gpu) found.emplace_back(uintptr_t(start), block.asked, block.bytes);
+    return found;
+  });
   m.def("resize", [](py::object storage, size_t bytes) { grow(torch::createStorage(storage.ptr()), bytes); });
   py::class_<Nccl, c10d::Backend, c10::intrusive_ptr<Nccl>>(m, "Nccl")
       .def(py::init([](int rank, int size, c10::intrusive_ptr<c10d::Backend> gloo) { return c10::make_intrusive<Nccl>(rank, size, gloo); }))

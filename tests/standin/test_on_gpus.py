@@ -86,6 +86,39 @@ def test_a_launch_gets_its_ranks_on_any_number_of_gpus(launch, gpus, kernel):
     assert (code, errors) == (0, ""), output + errors
 
 
+#: What nothing above runs, with as many ranks as there are GPUs, or in one process.
+OTHERS = {
+    "make gpus": ("measure_host.py", "--quick"),
+    "other layers": ("measure_peers.py", "--model", "tiny", "--rounds", 1),
+    "the paper's layer with today's": ("measure_today.py", "--paper-layer", "--model", "tiny"),
+    "one rank of 8": ("measure_table2.py", "--model", "tiny", "--emulate", 8, "--device", "cuda"),
+    "times of one rank of 8": (
+        "measure_speed.py",
+        "--model",
+        "tiny",
+        "--rounds",
+        1,
+        "--emulate",
+        8,
+        "--device",
+        "cuda",
+    ),
+    "the paper's tables": ("measure_paper.py", "--model", "22B", "--section", "table2"),
+    "logged runs": ("measure_runs.py",),
+    "all that a GPU can tell": ("measure_gpu.py", "--quick"),
+}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("lab", "gpus"), list(itertools.product(OTHERS, NUMBERS)))
+def test_every_other_lab_on_any_number_of_gpus(lab, gpus):
+    if lab == "all that a GPU can tell":
+        pytest.importorskip("transformers", reason="transformers is not installed: pip install transformers")
+    code, output, errors = run(gpus, *OTHERS[lab], STANDIN_NCCL_DESTROY="collective")
+    assert (code, errors) == (0, ""), output + errors
+    assert "skipped: " not in output, output
+
+
 @pytest.mark.nightly
 def test_an_old_gpu_times_in_float16():
     old = {"STANDIN_CAPABILITY": "7.5"}
@@ -95,6 +128,7 @@ def test_an_old_gpu_times_in_float16():
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("gpus", NUMBERS)
 @pytest.mark.parametrize(
     ("options", "code", "said"),
     [
@@ -102,8 +136,8 @@ def test_an_old_gpu_times_in_float16():
         (("--ranks", 64, "--tensor", "--sequence"), 0, r"allocated at most +0\.74 GiB"),
     ],
 )
-def test_fit_trains_under_a_gpus_limit(options, code, said):
-    found, output, errors = run(1, "fit.py", "--layers", 1, *options)
+def test_fit_trains_under_a_gpus_limit(options, code, said, gpus):
+    found, output, errors = run(gpus, "fit.py", "--layers", 1, *options)
     assert (found, errors) == (code, "") and re.search(said, output), output + errors
 
 
@@ -159,8 +193,7 @@ FAILURES = {
 }  # fmt: skip
 
 
-@pytest.mark.by_day(1)
-@pytest.mark.parametrize("failure", ["one rank", "memory everywhere", "one at start-up", at_night("all at start-up")])
+@pytest.mark.parametrize("failure", [name if name == "memory everywhere" else at_night(name) for name in FAILURES])
 def test_a_failure_is_one_line_though_a_groups_end_waits_for_all(failure, tmp_path):
     settings, fault, said = FAILURES[failure]
     settings = environment(2, STANDIN_NCCL_DESTROY="collective", **settings)
@@ -170,23 +203,16 @@ def test_a_failure_is_one_line_though_a_groups_end_waits_for_all(failure, tmp_pa
     assert run.nothing_is_left()
 
 
-def training(gpus, folder, steps, *options):
-    """All losses of a training that goes on from what is in ``folder``, on so many stand-in GPUs, or on CPUs."""
-    path = folder / "losses.json"
-    saves = ("--save", folder / "run", "--resume", "--save-every", 2, "--json", path)
-    code, output, errors = run(gpus or 1, "train.py", "--ranks", 2, "--steps", steps, *saves, *options)
+def losses_of_a_training(device, path):
+    """Of two ranks, on stand-in GPUs or on CPUs."""
+    options = ("--dtype", "float64", "--dropout", 0, "--device", device, "--json", path)
+    code, output, errors = run(2, "train.py", "--ranks", 2, "--steps", 6, *options)
     assert code == 0, output + errors
     return json.loads(path.read_text())
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("devices", ["cuda cpu cuda", at_night("cpu cuda cpu")])
-def test_a_training_goes_on_between_gpus_and_cpus(devices, tmp_path):
-    exact = ("--dtype", "float64", "--dropout", 0)
-    (tmp_path / "whole").mkdir()
-    whole = training(0, tmp_path / "whole", 12, *exact, "--device", "cpu")
-    losses = []
-    for steps, device in zip((4, 8, 12), devices.split()):
-        before, losses = losses, training(2, tmp_path, steps, *exact, "--device", device)
-        assert losses[: len(before)] == before and len(losses) == steps
-    assert losses == pytest.approx(whole, rel=1e-12)  # kernels add in another order
+def test_a_training_is_the_same_on_gpus_and_cpus(tmp_path):
+    path = tmp_path / "losses.json"
+    # Kernels add in another order.
+    assert losses_of_a_training("cuda", path) == pytest.approx(losses_of_a_training("cpu", path), rel=1e-12)

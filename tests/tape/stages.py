@@ -7,8 +7,10 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import sys
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +21,7 @@ from torch.autograd import Function
 from actmem.config import ModelShape, Parallel
 from actmem.layers.gpt import GPT
 from actmem.ledger.emulate import emulated_rank
-from actmem.ledger.layer_rows import layer_input
+from actmem.ledger.measure_layer import layer_input
 from actmem.main_grad import use_main_gradients
 from actmem_more.context import layer_groups
 from actmem_more.experts import Routing, expert_ranks
@@ -257,24 +259,31 @@ def totals(tape: Tape) -> Tape:
     return Tape(tape.letters, formulas, variants)
 
 
-def record_family(family: str) -> dict:
+def record_tape(family: str, name: str, device: str) -> Tape:
+    """One tape of a kind of model; device: "" or " cuda"."""
+    _, events, letters, rules = families_to_record()[family]
+    seen = as_on_gpus if device else list
+    return totals(solve(lambda sizes: seen(events(name, sizes)), Runs(letters, rules, may_be_one=("b", "k"))))
+
+
+def record_family(family: str, pool: Executor) -> dict:
     """All tapes of a kind of model, as the file has them."""
-    names, events, letters, rules = families_to_record()[family]
+    devices = ("", " cuda") if family == "gpt" else ("",)
+    wanted = [(family, name, device) for name in families_to_record()[family][0] for device in devices]
     tapes: dict[str, Tape] = {}
-    for name in names:
-        for device, seen in (("", list), (" cuda", as_on_gpus))[: 2 if family == "gpt" else 1]:
-            run = lambda sizes, name=name, seen=seen: seen(events(name, sizes))  # noqa: E731
-            tape = solve(run, Runs(letters, rules, may_be_one=("b", "k")))
-            tapes[f"{name}{device}"] = totals(tape)
-            print(f"{name}{device}", len(tape.variants[()]), [*tape.variants], flush=True)
+    for (_, name, device), tape in zip(wanted, pool.map(record_tape, *zip(*wanted))):
+        tapes[f"{name}{device}"] = tape
+        print(f"{family}: {name}{device}", len(tape.variants[()]), [*tape.variants], flush=True)
     return packed(tapes)
 
 
 def main() -> int:
     """Record everything and write the file."""
     found = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() and sys.argv[1:] else {}
-    for family in sys.argv[1:] or families_to_record():
-        found[family] = record_family(family)
+    # Each process of its own: a rank is emulated by the process's default group.
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
+        for family in sys.argv[1:] or families_to_record():
+            found[family] = record_family(family, pool)
     FILE.write_text(json.dumps(found, ensure_ascii=False, separators=(",", ":")) + "\n", encoding="utf-8")
     return 0
 

@@ -233,6 +233,15 @@ def test_as_many_monomials_as_runs_are_no_formula():
         solve(lambda at: [Make(0, sizes[at["a"]], "kept")], Runs("a", may_be_one=()))
 
 
+def test_a_letter_that_others_give_leaves_no_power_open():
+    def record(sizes):
+        sizes["r"] = sizes["s"] * sizes["b"] * sizes["x"]
+        return [Make(0, 2 * sizes["s"] * sizes["b"] * sizes["k"], "K"), Make(1, 4 * sizes["r"], "routed")]
+
+    tape = solve(record, Runs("sbkxr", may_be_one=()))
+    assert tape.events({"s": 40, "b": 3, "k": 5, "x": 2, "r": 240}) == [Make(0, 1200, "K"), Make(1, 960, "routed")]
+
+
 def test_a_letter_can_be_alone_and_1():
     tape = solve(lambda at: [Make(0, 7 if at["b"] == 1 else 3 * at["b"], "kept")], Runs("b"))
     assert [sizes_of(tape.events({"b": b})[0]) for b in (1, 2, 64)] == [[7], [6], [192]]
@@ -381,3 +390,10 @@ def test_what_a_kernel_wants_is_found_and_what_no_size_mends_is_told():
     assert found[""].need({**sizes, "b": 4}, 2, number) == same[""].need({**sizes, "b": 4}, 2, number)
     with pytest.raises(ConfigError, match="the factory raised ZeroDivisionError"):
         solved_target(f"{MODELS}:never_stack", at, "", "bfloat16", [""])
+
+
+def test_three_monomials_take_a_run_more_than_those_of_two():
+    """Four runs of (s/8 + 1)² are as well those of 27/16·s·b − 169/10·b² − 337/5."""
+    runs = Runs(("s", "b"), {"s": (8, ())}, number=4, at={"s": 64, "b": 2})
+    tape = solve(lambda sizes: [Make(0, (sizes["s"] // 8 + 1) ** 2, "x")], runs, known=[])
+    assert tape.events({"s": 72, "b": 5}) == [Make(0, 100, "x")]

@@ -1,7 +1,8 @@
 """Activation bytes of one transformer layer: equations 1, 2 and 4, table 2, and what the paper leaves out.
 
-``layer_rows`` names each stored tensor.  Equations 1, 2 and 4 and what ``layer_bytes`` makes of them don't use the
-rows, so that each checks the other.  Only for terms dropped one by one (*elementwise*, or a set) does it sum rows.
+``layer_rows`` names each stored tensor.  Equations 1, 2 and 4, and ``layer_bytes``, which chooses among them, don't use
+the rows, so that each checks the other.  Only for terms dropped one by one (*elementwise*, or a set) does
+``layer_bytes`` sum rows.
 ``layer_extra_rows`` lists what a real layer saves and the paper does not count, each row with its reason.  Every value
 is an exact integer.
 
@@ -24,16 +25,16 @@ CORE_ATTENTION_TERMS = tuple(term for term in LAYER_TERMS if term in PAPER_LAYER
 def layer_rows(
     shape: ModelShape, parallel: Parallel = Parallel(), recompute: Mode = "none", element_size: int = 2
 ) -> list[Row]:
-    """The tensors that one layer saves for backward on one rank, one row each.
+    """List the tensors that one layer saves for backward on one rank, one row each.
 
     Args:
-        recompute: a mode, a set of terms to drop, or an action for each term.
+        recompute: a mode's name, a set of terms to drop, or an action for each term.
         element_size: bytes of an activation element.
 
     Returns: up to 15 rows in the order of the forward pass; 12 under selective, 7 under elementwise and 1 under full
-        recomputation, which saves only the layer's input.  ``rows.on_host`` has what is offloaded.
-    Raises: ConfigError if t does not divide a, or under sequence parallelism s; and on a set that ``recipes`` can't
-        rebuild.
+        recomputation, which saves only the layer's input. Offloaded terms are left out; ``rows.on_host`` has them.
+    Raises: ConfigError if t does not divide a, or under sequence parallelism s; and on a set of terms that ``recipes``
+        can't rebuild.
     Source: 2205.05198 sections 4.1, 4.2 and 5.
     """
     check_layer(shape, parallel)
@@ -69,7 +70,10 @@ def layer_rows(
 
 
 def eq1(shape: ModelShape, element_size: int = 2) -> int:
-    """Bytes of one layer without parallelism: sbh(34 + 5as/h) in 16 bits.  2205.05198 eq. 1."""
+    """Predict the bytes of one layer without parallelism: sbh(34 + 5as/h) in 16 bits.
+
+    Source: 2205.05198 eq. 1.
+    """
     check_choice("element_size", element_size, ELEMENT_BYTES)
     a, b, h, s = shape.letters()
     e = element_size
@@ -77,7 +81,10 @@ def eq1(shape: ModelShape, element_size: int = 2) -> int:
 
 
 def eq2(shape: ModelShape, tensor_parallel_size: int, element_size: int = 2) -> int:
-    """Bytes of one layer on one of t ranks: sbh(10 + 24/t + 5as/(ht)) in 16 bits.  2205.05198 eq. 2."""
+    """Predict the bytes of one layer on one of t tensor-parallel ranks: sbh(10 + 24/t + 5as/(ht)) in 16 bits.
+
+    Source: 2205.05198 eq. 2.
+    """
     check_layer(shape, Parallel(tensor_parallel_size))
     a, b, h, s = shape.letters()
     e, t = element_size, tensor_parallel_size
@@ -85,7 +92,10 @@ def eq2(shape: ModelShape, tensor_parallel_size: int, element_size: int = 2) -> 
 
 
 def eq4(shape: ModelShape, tensor_parallel_size: int, element_size: int = 2) -> int:
-    """The same with sequence parallelism: (sbh/t)(34 + 5as/h) in 16 bits.  2205.05198 eq. 4."""
+    """Predict the bytes of one layer on one of t ranks with sequence parallelism: (sbh/t)(34 + 5as/h) in 16 bits.
+
+    Source: 2205.05198 eq. 4.
+    """
     check_layer(shape, Parallel(tensor_parallel_size, sequence_parallel=True))
     return eq1(shape, element_size) // tensor_parallel_size
 
@@ -93,7 +103,11 @@ def eq4(shape: ModelShape, tensor_parallel_size: int, element_size: int = 2) -> 
 def layer_bytes(
     shape: ModelShape, parallel: Parallel = Parallel(), recompute: Mode = "none", element_size: int = 2
 ) -> int:
-    """Bytes of one layer on one rank by equations 1, 2 and 4, in every mode of table 2."""
+    """Predict the bytes of one layer on one rank, in every mode of table 2 and for every set of terms.
+
+    From equations 1, 2 and 4, except for terms dropped one by one, for which it sums ``layer_rows``. The arguments are
+    those of ``layer_rows``.
+    """
     check_layer(shape, parallel)
     region = Recompute.of(recompute).region
     a, b, h, s = shape.letters()
@@ -107,11 +121,11 @@ def layer_bytes(
 
 
 def gathered_input_bytes(shape: ModelShape, tensor_parallel_size: int, element_size: int = 2) -> int:
-    """What the plain form of sequence parallelism keeps beyond eq. 4: 4sbh(1 − 1/t) in 16 bits.
+    """Predict what the plain form of sequence parallelism saves beyond eq. 4: 4sbh(1 − 1/t) in 16 bits.
 
-    An all-gather followed by an ordinary linear keeps the gathered input of both
-    column-parallel linears on every rank, so 34/t becomes 30/t + 4.  2205.05198 section 4.2.2 keeps
-    the shard and gathers again in backward.
+    In the plain form an all-gather is followed by an ordinary linear, so every rank saves the gathered input of both
+    column-parallel linears, and 34/t becomes 30/t + 4. 2205.05198 section 4.2.2 saves the shard instead and gathers it
+    again in backward.
     """
     check_layer(shape, Parallel(tensor_parallel_size, sequence_parallel=True))
     _, b, h, s = shape.letters()
@@ -120,7 +134,7 @@ def gathered_input_bytes(shape: ModelShape, tensor_parallel_size: int, element_s
 
 
 def crossover_seq_length(hidden_size: int, num_attention_heads: int) -> float:
-    """The s at which 5as²b overtakes 34sbh: s = 34h/(5a), in tokens (16 bits)."""
+    """Return the s, in tokens, from which 5as²b is more than 34sbh: 34h/(5a), in 16 bits."""
     check_sizes(hidden_size=hidden_size, num_attention_heads=num_attention_heads)
     return 34 * hidden_size / (5 * num_attention_heads)
 
@@ -141,12 +155,18 @@ def layer_extra_rows(
     element_size: int = 2,
     device_type: str = "cpu",
 ) -> list[Row]:
-    """What torch keeps for one layer on one rank beyond ``layer_rows``.
+    """List what torch keeps for one layer on one rank beyond ``layer_rows``.
 
-    Layer-norm statistics (CPU: in the activations' dtype, CUDA: float32); where the softmax runs
-    again, the causal mask (1 byte an element); for a recomputed core attention a random-number
-    state, for a recomputed layer those of both dropout generators.  A dropout mask that is recomputed
-    on its own needs no saved state: its recipe holds the seed.
+    Args:
+        recompute: as for ``layer_rows``.
+        element_size: bytes of an activation element.
+        device_type: "cpu" or "cuda".
+
+    Returns: rows with their reasons in ``extra``. Layer-norm statistics (on a CPU in the activations' dtype, on CUDA in
+        float32). The causal mask (1 byte an element) if backward computes the softmax again. Random-number states: one
+        for a recomputed core attention, two for a recomputed layer, which has two dropout generators. A dropout mask
+        that is recomputed on its own needs no state: its recipe holds the seed.
+    Raises: ConfigError if t ranks can't share the layer, and on another device type.
     """
     check_layer(shape, parallel)
     check_choice("device_type", device_type, RNG_STATE_BYTES)
@@ -174,8 +194,12 @@ def layer_extra_rows(
 class Configuration:
     """One row of 2205.05198 table 2.
 
-    name: as written in JSON.  tensor_parallel: False for the row without any parallelism.
-    template: the formula, with placeholders for the coefficients that depend on the element size.
+    Attributes:
+        name: as labs write it in JSON.
+        tensor_parallel: False for the row without any parallelism.
+        sequence_parallel: whether the t ranks also split the sequence.
+        recompute: a mode's name.
+        template: the formula, with placeholders for the coefficients that depend on the element size.
     """
 
     name: str
@@ -185,12 +209,12 @@ class Configuration:
     template: str
 
     def formula(self, element_size: int = 2) -> str:
-        """Bytes divided by sbh; for 16-bit elements, as the paper prints it."""
+        """Return the formula of the bytes divided by sbh, as text; for 16-bit elements as the paper prints it."""
         e = element_size
         return self.template.format(all=16 * e + 2, whole=4 * e + 2, cut=12 * e, core=2 * e + 1, input=e)
 
     def parallel(self, tensor_parallel_size: int) -> Parallel:
-        """How t ranks share the layer in this row; in the first row one rank has all of it."""
+        """Return how t ranks share the layer in this row; in the first row one rank has all of it."""
         t = tensor_parallel_size if self.tensor_parallel else 1
         return Parallel(tensor_parallel_size=t, sequence_parallel=self.sequence_parallel)
 
@@ -208,6 +232,6 @@ TABLE2 = (
 def closed_form(
     configuration: Configuration, shape: ModelShape, tensor_parallel_size: int, element_size: int = 2
 ) -> int:
-    """Bytes of one layer on one rank from the row's own formula, not from a sum of tensors."""
+    """Predict the bytes of one layer on one rank by the row's own formula, not by a sum over tensors."""
     parallel = configuration.parallel(tensor_parallel_size)
     return layer_bytes(shape, parallel, configuration.recompute, element_size)

@@ -37,11 +37,14 @@ INPUT, OUTPUT, INPUT_AGAIN = "input", "output", "input again"
 class PredictedCollective:
     """A number of equal collectives that one rank takes part in.
 
-    kind: "all-reduce", "all-gather", "reduce-scatter", "all-to-all" or "send".  ranks: how many take part.
-    payload_bytes: of one collective; the whole tensor, all ranks' shards together.  Of an all-to-all: what one
-    rank has for all ranks, itself too, as much for each.
-    phase: "forward", "recompute", "backward" or "step" (once an iteration).  place: ``INPUT``, ``OUTPUT`` or
-    ``INPUT_AGAIN`` in the paper's layer; layers since have more.
+    Attributes:
+        kind: "all-reduce", "all-gather", "reduce-scatter", "all-to-all" or "send".
+        phase: "forward", "recompute", "backward" or "step" (once an iteration).
+        ranks: how many ranks take part.
+        payload_bytes: bytes of one collective's whole tensor, all ranks' shards together. Of an all-to-all: what one
+            rank has for all ranks, itself too, the same amount for each.
+        count: how many there are.
+        place: ``INPUT``, ``OUTPUT`` or ``INPUT_AGAIN`` in the paper's layer; later layers have more places.
     """
 
     kind: str
@@ -59,10 +62,10 @@ class PredictedCollective:
 
     @property
     def wire_bytes(self) -> int:
-        """Bytes that one rank sends for all ``count``: all-reduce 2(t − 1)/t of the payload,
-        all-gather, reduce-scatter and all-to-all (t − 1)/t, a send all of it.
+        """Bytes that one rank sends for all ``count`` collectives.
 
-        A payload that t does not divide is rounded up to t equal shares.
+        For an all-reduce 2(t − 1)/t of the payload, for an all-gather, a reduce-scatter or an all-to-all (t − 1)/t of
+        it, for a send all of it. A payload that t does not divide is rounded up to t equal shares.
         """
         if self.kind == "send":
             return self.count * self.payload_bytes
@@ -71,12 +74,12 @@ class PredictedCollective:
 
 
 def wire_bytes(collectives: Iterable[PredictedCollective]) -> int:
-    """Bytes that one rank sends for all of them."""
+    """Return the bytes that one rank sends for all of these collectives."""
     return sum(collective.wire_bytes for collective in collectives)
 
 
 def counts(collectives: Iterable[PredictedCollective]) -> dict[str, int]:
-    """How many of each kind."""
+    """Return the number of collectives of each kind, by kind."""
     sums: dict[str, int] = {}
     for collective in collectives:
         sums[collective.kind] = sums.get(collective.kind, 0) + collective.count
@@ -90,10 +93,16 @@ def layer_collectives(
     element_size: int = 2,
     keep_gathered_input: bool = False,
 ) -> list[PredictedCollective]:
-    """Collectives of one microbatch in one layer on one tensor-parallel rank; none for t = 1.
+    """List the collectives of one microbatch in one layer on one tensor-parallel rank.
 
-    keep_gathered_input: the plain form of sequence parallelism.  Raises ConfigError if t ranks
-    can't share the layer.  2205.05198 section 4.2.
+    Args:
+        recompute: a mode, which says what backward computes again.
+        element_size: bytes of an activation element.
+        keep_gathered_input: the plain form of sequence parallelism, which doesn't gather again in backward.
+
+    Returns: one entry for each kind, phase and place; none for t = 1.
+    Raises: ConfigError if t ranks can't share the layer.
+    Source: 2205.05198 section 4.2.
     """
     check_layer(shape, parallel)
     t, size = parallel.tensor_parallel_size, activation_bytes(shape, element_size)
@@ -127,6 +136,6 @@ def layer_collectives(
 
 
 def activation_bytes(shape: ModelShape, element_size: int) -> int:
-    """Bytes of one activation ``[s, b, h]``."""
+    """Return the bytes of one activation ``[s, b, h]``."""
     _, b, h, s = shape.letters()
     return element_size * s * b * h

@@ -33,27 +33,35 @@ OUTPUT_REASON = "a copy of what the next stage already has; appendix B frees it 
 
 
 def eq5(shape: ModelShape, tensor_parallel_size: int) -> int:
-    """Bytes of the first stage's layers: (sbhL/t)(34 + 5as/h), whatever p is.  In 16 bits, as the next two.
+    """Predict the bytes of the first stage's layers: (sbhL/t)(34 + 5as/h) in 16 bits, whatever p is.
 
-    Stage 0 holds p microbatches of L/p layers each.  2205.05198 eq. 5.
+    Stage 0 holds p microbatches of L/p layers each.
+    Source: 2205.05198 eq. 5.
     """
     return eq4(shape, tensor_parallel_size) * shape.num_layers
 
 
 def eq6(shape: ModelShape, tensor_parallel_size: int) -> int:
-    """The same with selective recomputation: 34sbhL/t.  2205.05198 eq. 6."""
+    """Predict the bytes of the first stage's layers with selective recomputation: 34sbhL/t in 16 bits.
+
+    Source: 2205.05198 eq. 6.
+    """
     return layer_bytes(shape, Parallel(tensor_parallel_size, True), "selective") * shape.num_layers
 
 
 def selective_saves(shape: ModelShape) -> Fraction:
-    """The share of a layer's bytes that selective recomputation drops: 5as/h of 34 + 5as/h.  Section 5."""
+    """Return the share of a layer's bytes that selective recomputation drops: 5as/h of 34 + 5as/h, in 16 bits.
+
+    Source: 2205.05198 section 5.
+    """
     return 1 - Fraction(layer_bytes(shape, recompute="selective"), layer_bytes(shape))
 
 
 def interleave_factor(pipeline_parallel_size: int, num_model_chunks: int) -> Fraction:
-    """The factor by which interleaving raises the first stage's bytes: 1 + (p − 1)/(pm); 1 without it.
+    """Return the factor by which interleaving raises the first stage's bytes: 1 + (p − 1)/(pm), or 1 for m = 1.
 
-    Section 4.2.3.  With m = 1 the paper means plain 1F1B, not interleaving with one chunk.
+    With m = 1 the paper means plain 1F1B, not interleaving with one chunk.
+    Source: 2205.05198 section 4.2.3.
     """
     p, m = pipeline_parallel_size, num_model_chunks
     check_sizes(pipeline_parallel_size=p, num_model_chunks=m)
@@ -61,7 +69,7 @@ def interleave_factor(pipeline_parallel_size: int, num_model_chunks: int) -> Fra
 
 
 def layers_per_chunk(shape: ModelShape, parallel: Parallel) -> int:
-    """L/(pm).  Raises ConfigError if L is not divisible by p·m."""
+    """Return L/(pm); raise ConfigError if p·m does not divide L."""
     p, m = parallel.pipeline_parallel_size, parallel.num_model_chunks
     name = "pipeline_parallel_size" if m == 1 else "pipeline_parallel_size · num_model_chunks"
     return check_divides("num_layers", shape.num_layers, name, p * m)
@@ -73,11 +81,15 @@ def in_flight(
     num_microbatches: int | None = None,
     microbatches_per_round: int | None = None,
 ) -> int:
-    """Most chunk-microbatches that a rank holds at once: forward done, backward not.
+    """Return the most chunk-microbatches that a rank holds at once, those between their forward and their backward.
 
-    1F1B: min(p − r, n).  Interleaved: min((m − 1)g + 2(p − 1 − r) + 1, nm), which is pm + p − 1
-    on rank 0 for g = p.  num_microbatches (n): by default, enough to fill the pipeline.  microbatches_per_round (g):
-    default p, Megatron's; torch's may differ (``schedule.torch_microbatches_per_round``).
+    1F1B: min(p − r, n). Interleaved: min((m − 1)g + 2(p − 1 − r) + 1, nm), which is pm + p − 1 on rank 0 for g = p.
+
+    Args:
+        pipeline_rank: r.
+        num_microbatches: n; None: enough to fill the pipeline.
+        microbatches_per_round: g; None: p, as in Megatron. torch's may differ
+            (``schedule.torch_microbatches_per_round``).
     """
     p, m = parallel.pipeline_parallel_size, parallel.num_model_chunks
     check_size("pipeline_rank", pipeline_rank, p - 1, least=0)
@@ -91,10 +103,10 @@ def in_flight(
 def embeddings_in_flight(
     parallel: Parallel, num_microbatches: int | None = None, microbatches_per_round: int | None = None
 ) -> int:
-    """Microbatches of the first chunk, which has the embedding, at rank 0's peak.
+    """Return how many microbatches rank 0 holds at its peak in the first chunk, which has the embedding.
 
-    1F1B: min(p, n), the p of section 4.3.  Interleaved: min(2g, n), because a second round of
-    forwards enters the first chunk before any backward reaches it.
+    1F1B: min(p, n), the p of section 4.3. Interleaved: min(2g, n), because a second round of forwards enters the first
+    chunk before any backward reaches it. n and g are as for ``in_flight``.
     """
     if parallel.num_model_chunks == 1:
         return in_flight(parallel, 0, num_microbatches)
@@ -103,10 +115,10 @@ def embeddings_in_flight(
 
 
 def section43_extras(shape: ModelShape, tensor_parallel_size: int, pipeline_parallel_size: int) -> int:
-    """What section 4.3 adds to equation 5, as printed: (sbhL/t)(p/L + δ(p=1)(4/L)(1 + v/h)).
+    """Predict what section 4.3 adds to equation 5, in bytes, as printed: (sbhL/t)(p/L + δ(p=1)(4/L)(1 + v/h)).
 
-    16-bit activations, float32 logits, sequence parallelism; p embedding masks, also when
-    interleaved (see ``embeddings_in_flight`` for what the interleaved order holds).
+    For 16-bit activations, float32 logits and sequence parallelism. It counts p embedding masks even when interleaved;
+    ``embeddings_in_flight`` has the number that the interleaved order really holds.
     """
     check_layer(shape, Parallel(tensor_parallel_size, sequence_parallel=True))
     _, b, h, s = shape.letters()
@@ -117,7 +129,10 @@ def section43_extras(shape: ModelShape, tensor_parallel_size: int, pipeline_para
 
 
 def bubble_fraction(parallel: Parallel, num_microbatches: int) -> Fraction:
-    """Idle time divided by working time: (p − 1)/(nm).  2104.04473; sending takes no time."""
+    """Return the idle time divided by the working time: (p − 1)/(nm). Sending is taken to need no time.
+
+    Source: 2104.04473.
+    """
     n = check_size("num_microbatches", num_microbatches)
     return Fraction(parallel.pipeline_parallel_size - 1, n * parallel.num_model_chunks)
 
@@ -139,13 +154,19 @@ def stage_rows(
     device_type: str = "cpu",
     microbatches_per_round: int | None = None,
 ) -> list[Row]:
-    """What one rank saves at its peak, all microbatches in flight together.
+    """List what one rank saves at its peak, for all microbatches in flight together.
 
-    ``rows.paper_rows`` has what the paper counts.  The others are the layers' extra rows, the token ids and target
-    ids that embedding and loss save, and the final layer norm's statistics.  The causal mask is in none: all layers
-    share one, made with the model, so it is no activation.  The last rank has the logits of one microbatch, because
-    the last stage runs its backward immediately.
+    Args:
+        recompute: a mode or its name.
+        num_microbatches: n, as for ``in_flight``.
+        element_size: bytes of an activation element.
+        device_type: "cpu" or "cuda", on which the bytes of statistics and random-number states depend.
+        microbatches_per_round: g, as for ``in_flight``.
 
+    Returns: rows. ``rows.paper_rows`` picks those that the paper counts. The others are the layers' extra rows, the
+        token ids and target ids that embedding and loss save, and the final layer norm's statistics. None is the causal
+        mask: all layers share one, made with the model, so it is no activation. The last rank has the logits of one
+        microbatch, because the last stage runs each backward immediately.
     Raises: ConfigError if p·m does not divide L, t does not divide v, or p does not divide n in an interleaved
         schedule.
     Source: 2205.05198 sections 4.2.3 and 4.3.
@@ -168,7 +189,10 @@ def stage_rows(
 
 
 def embedding_rows(shape: ModelShape, parallel: Parallel, num_microbatches: int = 1) -> list[Row]:
-    """What the embedding keeps of its microbatches: its dropout mask, sbh/t each, and the token ids.  Section 4.3."""
+    """List what the embedding saves of its microbatches: for each its dropout mask, sbh/t bytes, and the token ids.
+
+    Source: 2205.05198 section 4.3.
+    """
     check_stage(shape, parallel)
     _, b, h, s = shape.letters()
     n, cut = num_microbatches, parallel.sequence_parts
@@ -179,7 +203,10 @@ def embedding_rows(shape: ModelShape, parallel: Parallel, num_microbatches: int 
 
 
 def output_rows(shape: ModelShape, parallel: Parallel, element_size: int = 2, device_type: str = "cpu") -> list[Row]:
-    """What the final layer norm, the output layer and the loss keep of one microbatch.  Section 4.3."""
+    """List what the final layer norm, the output layer and the loss save of one microbatch.
+
+    Source: 2205.05198 section 4.3.
+    """
     check_stage(shape, parallel)
     _, b, h, s = shape.letters()
     v, e, t, cut = shape.vocab_size, element_size, parallel.tensor_parallel_size, parallel.sequence_parts
@@ -201,11 +228,11 @@ def stage_output_rows(
     num_microbatches: int | None = None,
     element_size: int = 2,
 ) -> list[Row]:
-    """Outputs of this rank's chunks, which stay until their backward unless they are freed.
+    """List the outputs of this rank's chunks, which stay until their backward unless they are freed.
 
-    2sbh/t in 16 bits for each chunk-microbatch in flight, or 2sbh without sequence parallelism;
-    none for the last chunk of the model, whose output isn't sent.
-    Source: appendix B, whose 2sbhr is not divided by t.
+    Returns: one row, or none. In 16 bits it has 2sbh/t bytes for each chunk-microbatch in flight, or 2sbh without
+        sequence parallelism. The last chunk of the model adds none: its output isn't sent.
+    Source: 2205.05198 appendix B, whose 2sbhr is not divided by t.
     """
     check_layer(shape, parallel)
     count = in_flight(parallel, pipeline_rank, num_microbatches)
@@ -227,11 +254,16 @@ def capacity(
     num_microbatches: int | None = None,
     recompute: Recompute | str = "selective",
 ) -> int:
-    """How many chunk-microbatches of a rank can keep everything within ``budget_bytes``; the others are recomputed.
+    """Return how many chunk-microbatches of a rank can save everything within a budget; the others are recomputed.
 
-    The budget is for the paper's ``stage_rows``: layers and, on the first and last rank, the model's ends.  Appendix C.
-    From 0 to the number in flight (with one chunk, min(p − r, n)).  Raises ConfigError if they
-    don't fit even when all are recomputed.
+    Args:
+        budget_bytes: bytes for what ``stage_rows`` lists of the paper's: layers and, on the first and last rank,
+            embedding and loss.
+        recompute: how the others are recomputed.
+
+    Returns: from 0 to the number in flight (with one chunk, min(p − r, n)).
+    Raises: ConfigError if the microbatches don't fit even when all are recomputed.
+    Source: 2205.05198 appendix C.
     """
     recompute = Recompute.of(recompute)
     least = total(paper_rows(stage_rows(shape, parallel, pipeline_rank, recompute, num_microbatches)))
@@ -255,7 +287,14 @@ def bytes_by_rank(
     element_size: int = 2,
     free_outputs: bool = True,
 ) -> list[int]:
-    """The paper's bytes on every pipeline rank, with or without the outputs.  Figure 9."""
+    """Predict the bytes that the paper counts on each pipeline rank.
+
+    Args:
+        free_outputs: False adds the outputs of the rank's chunks, which the runtime holds (``stage_output_rows``).
+
+    Returns: one number for each rank.
+    Source: 2205.05198 figure 9.
+    """
     totals = []
     for rank in range(parallel.pipeline_parallel_size):
         rows = paper_rows(stage_rows(shape, parallel, rank, recompute, num_microbatches, element_size))

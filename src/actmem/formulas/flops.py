@@ -4,9 +4,9 @@ Only matmuls count; a multiplication and an addition are one FLOP each.  Attenti
 all s² scores, although the causal mask hides half of them.  ``B`` is the global batch in sequences.
 Exact integers.  FLOPs are those of all ranks together, so parallelism doesn't change them.
 
-``forward_operations`` says of each operation of a layer what it computes and moves, and the least time for it.  Each
-is counted alone, as eager code runs it: it reads its inputs from the device's memory and writes its outputs there.  A
-fused kernel moves less.  Elements have 2 bytes, dropout masks 1.
+``forward_operations`` lists a layer's operations: how much each computes and moves, from which its least time follows.
+Each is counted alone, as eager code runs it: it reads its inputs from the device's memory and writes its outputs there.
+A fused kernel moves less.  Elements have 2 bytes, those of dropout masks 1.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from actmem.recipes import PAPER_LAYER, Recompute
 
 
 def layer_matmuls(shape: ModelShape) -> dict[str, int]:
-    """FLOPs of each matmul of one layer's forward pass of a microbatch, over all ranks, in order.  Appendix A."""
+    """Return the FLOPs of each matmul of one layer's forward pass of one microbatch, over all ranks, in order.
+
+    Source: 2205.05198 appendix A.
+    """
     _, b, h, s = shape.letters()
     linear, pairs = 2 * s * b * h * h, 2 * s * s * b * h
     return {
@@ -33,7 +36,11 @@ def layer_matmuls(shape: ModelShape) -> dict[str, int]:
 
 
 def forward_matmuls(shape: ModelShape, global_batch_size: int) -> dict[str, int]:
-    """FLOPs of each matmul of one forward pass of the whole model over B sequences, in order.  Appendix A."""
+    """Return the FLOPs of each matmul of one forward pass of the whole model over B sequences, in order.
+
+    The matmuls of all layers are added up under one name; "logits" is the last.
+    Source: 2205.05198 appendix A.
+    """
     B = check_size("global_batch_size", global_batch_size)
     layer = layer_matmuls(shape.with_sizes(micro_batch_size=B))
     logits = 2 * B * shape.seq_length * shape.hidden_size * shape.vocab_size
@@ -41,53 +48,65 @@ def forward_matmuls(shape: ModelShape, global_batch_size: int) -> dict[str, int]
 
 
 def hardware_flops(shape: ModelShape, global_batch_size: int, recompute: Recompute | str = "none") -> int:
-    """FLOPs that the devices run in one iteration: forward, twice that in backward, recomputation (section 5).
+    """Return the FLOPs that the devices run in one iteration: forward, twice as many in backward, and recomputation.
 
-    Backward does not read the output of a region's last matmul, so the modes that stop early leave that matmul
-    out; the text of the paper counts it.
+    Backward does not read the output of a region's last matmul, so the modes that stop early leave that matmul out; the
+    text of the paper counts it.
+    Source: 2205.05198 section 5.
     """
-    again = PAPER_LAYER.recomputed_matmuls(recompute)
-    return sum((3 + (name in again)) * flops for name, flops in forward_matmuls(shape, global_batch_size).items())
+    recomputed = PAPER_LAYER.recomputed_matmuls(recompute)
+    return sum((3 + (name in recomputed)) * flops for name, flops in forward_matmuls(shape, global_batch_size).items())
 
 
 def eq7(shape: ModelShape, global_batch_size: int) -> int:
-    """Model FLOPs of one iteration: 72BLsh²(1 + s/6h + v/12hL).  2205.05198 eq. 7."""
+    """Return the model FLOPs of one iteration: 72BLsh²(1 + s/6h + v/12hL).
+
+    Source: 2205.05198 eq. 7.
+    """
     B, L, s, h, v = _letters(shape, global_batch_size)
     return 72 * B * L * s * h * h + 12 * B * L * s * s * h + 6 * B * s * h * v
 
 
 def eq8(shape: ModelShape, global_batch_size: int) -> int:
-    """Hardware FLOPs with selective recomputation as printed: 72BLsh²(1 + s/3h + v/12hL).
+    """Return the hardware FLOPs of one iteration with selective recomputation, as printed: 72BLsh²(1 + s/3h + v/12hL).
 
-    It adds 12BLs²h, three forward passes of the core attention, where the text names one
-    (see ``text_selective``).  2205.05198 eq. 8.
+    It adds 12BLs²h to equation 7, three forward passes of the core attention, where the text names one (see
+    ``text_selective``).
+    Source: 2205.05198 eq. 8.
     """
     B, L, s, h, v = _letters(shape, global_batch_size)
     return 72 * B * L * s * h * h + 24 * B * L * s * s * h + 6 * B * s * h * v
 
 
 def text_selective(shape: ModelShape, global_batch_size: int) -> int:
-    """Hardware FLOPs with selective recomputation as the text counts: equation 7 + 4BLs²h.  Appendix A."""
+    """Return the hardware FLOPs with selective recomputation as the paper's text counts them: equation 7 + 4BLs²h.
+
+    Source: 2205.05198 appendix A.
+    """
     B, L, s, h, _ = _letters(shape, global_batch_size)
     return eq7(shape, B) + 4 * B * L * s * s * h
 
 
 def layer_overhead(shape: ModelShape, recompute: Recompute | str) -> Fraction:
-    """FLOPs that a mode adds to one layer, as a share of the layer's own 72Bsh² + 12Bs²h.
+    """Return the FLOPs that a mode adds to one layer, as a share of the layer's own 72Bsh² + 12Bs²h.
 
-    selective and elementwise 2s/(72h + 12s), paper-selective 4s/(72h + 12s), full
-    (16h + 4s)/(72h + 12s), paper-full 1/3.
+    For selective and elementwise it is 2s/(72h + 12s), for paper-selective 4s/(72h + 12s), for full (16h + 4s)/(72h +
+    12s), for paper-full 1/3.
     """
     matmuls = layer_matmuls(shape)
-    again = sum(matmuls[name] for name in PAPER_LAYER.recomputed_matmuls(recompute))
-    return Fraction(again, 3 * sum(matmuls.values()))
+    recomputed = sum(matmuls[name] for name in PAPER_LAYER.recomputed_matmuls(recompute))
+    return Fraction(recomputed, 3 * sum(matmuls.values()))
 
 
 def utilisation(flops: int, seconds: float, num_devices: int, peak_flops_per_second: float) -> float:
-    """Share of the devices' peak rate, from 0 to 1.
+    """Return the share of the devices' peak rate that was reached, from 0 to 1.
 
-    With equation 7's FLOPs it is the model FLOPs utilisation (MFU), with those that the devices
-    ran the hardware FLOPs utilisation (HFU).  Section 6.3.
+    Args:
+        flops: with equation 7's FLOPs the result is the model FLOPs utilisation (MFU), with those that the devices ran
+            the hardware FLOPs utilisation (HFU).
+        seconds: how long the devices took.
+
+    Source: 2205.05198 section 6.3.
     """
     return flops / (seconds * num_devices * peak_flops_per_second)
 
@@ -97,8 +116,8 @@ def _letters(shape: ModelShape, global_batch_size: int) -> tuple[int, int, int, 
     return B, shape.num_layers, shape.seq_length, shape.hidden_size, shape.vocab_size
 
 
-#: FLOPs for each element of an operation that is no matmul, by convention: what the
-#: formula asks for, an exponential or tanh as one.
+#: FLOPs for each element of an operation that is no matmul.  By convention they are what the formula asks for; an
+#: exponential or a tanh counts as one.
 _PER_ELEMENT = {"layer norm": 7, "softmax": 5, "dropout": 2, "dropout and sum": 3, "GeLU": 8}
 
 #: Highest 16-bit rate of one A100, on which the paper took all times (section 6).
@@ -110,7 +129,14 @@ A100_BYTES_PER_SECOND = 2_039 * 10**9
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation on one rank.  product: a matmul.  core: inside the core attention."""
+    """One operation on one rank.
+
+    Attributes:
+        flops: what it computes.
+        bytes: what it reads and writes in the device's memory.
+        matmul: whether it is a matmul.
+        core: whether it is inside the core attention.
+    """
 
     name: str
     flops: int
@@ -124,25 +150,26 @@ class Operation:
         return Fraction(self.flops, self.bytes)
 
     def least_seconds(self, flops_per_second: int, bytes_per_second: int) -> Fraction:
-        """The longer of computing at the peak rate and moving at full bandwidth."""
+        """Return the least time for it: the longer of computing at the peak rate and of moving at full bandwidth."""
         return max(Fraction(self.flops, flops_per_second), Fraction(self.bytes, bytes_per_second))
 
     def bound_by_memory(self, flops_per_second: int, bytes_per_second: int) -> bool:
-        """Whether moving takes longer than computing."""
+        """Return whether moving takes longer than computing."""
         return Fraction(self.bytes, bytes_per_second) > Fraction(self.flops, flops_per_second)
 
 
 def forward_operations(shape: ModelShape, parallel: Parallel = Parallel()) -> list[Operation]:
-    """The forward pass of one layer on one rank, in order, collectives left out.
+    """List the operations of one layer's forward pass on one rank, in order, without its collectives.
 
-    Matmuls: FLOPs as in appendix A, divided by t.  Raises ConfigError if t ranks can't share the layer.
+    A matmul's FLOPs are those of appendix A divided by t.
+    Raises: ConfigError if t ranks can't share the layer.
     """
     check_layer(shape, parallel)
     a, b, h, s = shape.letters()
     t = parallel.tensor_parallel_size
     # Elements of a block's input on this rank outside the two blocks, inside them, and of the scores.
     outside = s * b * h // parallel.sequence_parts
-    whole, scores = s * b * h, a * s * s * b // t
+    inside, scores = s * b * h, a * s * s * b // t
 
     def elementwise(name: str, kind: str, elements: int, moved: int, core: bool = False) -> Operation:
         return Operation(name, _PER_ELEMENT[kind] * elements, moved, False, core)
@@ -154,21 +181,21 @@ def forward_operations(shape: ModelShape, parallel: Parallel = Parallel()) -> li
 
     return [
         elementwise("layer norm 1", "layer norm", outside, 4 * outside),
-        matmul("QKV projection", whole + 3 * h * h // t + 3 * whole // t),
-        matmul("QKᵀ", 2 * whole // t + scores, True),
+        matmul("QKV projection", inside + 3 * h * h // t + 3 * inside // t),
+        matmul("QKᵀ", 2 * inside // t + scores, True),
         elementwise("softmax", "softmax", scores, 4 * scores, True),
         elementwise("softmax dropout", "dropout", scores, 5 * scores, True),
-        matmul("attention over V", scores + 2 * whole // t, True),
-        matmul("attention projection", whole // t + h * h // t + whole),
+        matmul("attention over V", scores + 2 * inside // t, True),
+        matmul("attention projection", inside // t + h * h // t + inside),
         elementwise("attention dropout and sum", "dropout and sum", outside, 7 * outside),
         elementwise("layer norm 2", "layer norm", outside, 4 * outside),
-        matmul("h→4h", whole + 4 * h * h // t + 4 * whole // t),
-        elementwise("GeLU", "GeLU", 4 * whole // t, 16 * whole // t),
-        matmul("4h→h", 4 * whole // t + 4 * h * h // t + whole),
+        matmul("h→4h", inside + 4 * h * h // t + 4 * inside // t),
+        elementwise("GeLU", "GeLU", 4 * inside // t, 16 * inside // t),
+        matmul("4h→h", 4 * inside // t + 4 * h * h // t + inside),
         elementwise("MLP dropout and sum", "dropout and sum", outside, 7 * outside),
     ]
 
 
 def least_seconds(operations: list[Operation], flops_per_second: int, bytes_per_second: int) -> Fraction:
-    """All of them one after the other."""
+    """Return the least time for all these operations, one after the other."""
     return sum((o.least_seconds(flops_per_second, bytes_per_second) for o in operations), Fraction(0))

@@ -15,7 +15,7 @@ from itertools import accumulate
 
 from actmem.config import ConfigError, Parallel, check_divides, check_size, check_sizes
 
-#: Forward passes of all ranks and chunks together.
+#: The most forward passes in a schedule, of all ranks and chunks together.
 LARGEST_SCHEDULE = 250_000
 
 
@@ -36,9 +36,10 @@ Schedule = list[list[Action]]
 
 
 def one_forward_one_backward(pipeline_parallel_size: int, num_microbatches: int) -> Schedule:
-    """1F1B: rank r runs p − r − 1 forwards first, then alternates one forward and one backward.
+    """Make the 1F1B schedule: rank r runs p − r − 1 forwards first, then alternates one forward and one backward.
 
-    With fewer microbatches than that, all forwards come first.  Source: section 4.2.3.
+    If a rank has fewer microbatches than that, all its forwards come first.
+    Source: 2205.05198 section 4.2.3.
     """
     p, n = pipeline_parallel_size, num_microbatches
     check_sizes(pipeline_parallel_size=p, num_microbatches=n)
@@ -58,14 +59,18 @@ def interleaved(
     microbatches_per_round: int | None = None,
     short_warmup: bool = False,
 ) -> Schedule:
-    """Interleaved 1F1B in Megatron's order: rank r runs 2(p − r − 1) + (m − 1)g forwards first.
+    """Make the interleaved 1F1B schedule in Megatron's order: rank r runs 2(p − r − 1) + (m − 1)g forwards first.
 
-    short_warmup: (p − r − 1) + (m − 1)g, which takes as long if sends take no time, and holds fewer.
+    g microbatches go through one chunk, then the same g through the next. torch's ScheduleInterleaved1F1B runs the same
+    order with the g of ``torch_microbatches_per_round``, so the two agree if p divides num_microbatches.
 
-    g microbatches (default p) go through one chunk, then the same g through the next.  Raises
-    ConfigError if g does not divide num_microbatches.  torch's ScheduleInterleaved1F1B runs the
-    same order with the g of ``torch_microbatches_per_round``, so the two agree if p divides
-    num_microbatches.  Source: section 4.2.3, and 2104.04473 for the order.
+    Args:
+        microbatches_per_round: g; None: p.
+        short_warmup: run only (p − r − 1) + (m − 1)g forwards first, which takes as long if sends take no time, and
+            holds fewer microbatches.
+
+    Raises: ConfigError if g does not divide num_microbatches.
+    Source: 2205.05198 section 4.2.3, and 2104.04473 for the order.
     """
     p, m, n = pipeline_parallel_size, num_model_chunks, num_microbatches
     Parallel(pipeline_parallel_size=p, num_model_chunks=m)
@@ -82,9 +87,13 @@ def interleaved(
 
 
 def round_size(pipeline_parallel_size: int, num_microbatches: int | None, microbatches_per_round: int | None) -> int:
-    """How many microbatches go through one chunk before the next (g): p if None.
+    """Return g, the number of microbatches that go through one chunk before the next.
 
-    Raises: ConfigError if it doesn't divide n.
+    Args:
+        num_microbatches: n; None: n is not checked.
+        microbatches_per_round: g; None: p.
+
+    Raises: ConfigError if g doesn't divide n.
     """
     name, g = "microbatches_per_round", microbatches_per_round
     if g is None:
@@ -96,9 +105,9 @@ def round_size(pipeline_parallel_size: int, num_microbatches: int | None, microb
 
 
 def torch_microbatches_per_round(pipeline_parallel_size: int, num_microbatches: int) -> int:
-    """The g of torch's ScheduleInterleaved1F1B: n // max(1, n // p), so from 1 to 2p − 1.
+    """Return the g of torch's ScheduleInterleaved1F1B: n / max(1, n // p), which lies between 1 and 2p − 1.
 
-    Raises ConfigError where torch refuses: g must divide n.
+    Raises: ConfigError where torch refuses, because the number of rounds, max(1, n // p), does not divide n.
     """
     p, n = pipeline_parallel_size, num_microbatches
     check_sizes(pipeline_parallel_size=p, num_microbatches=n)
@@ -107,7 +116,7 @@ def torch_microbatches_per_round(pipeline_parallel_size: int, num_microbatches: 
 
 
 def check_schedule_length(passes: int) -> None:
-    """Every pass is listed, so their number has a limit."""
+    """Raise ConfigError if a schedule would list more than LARGEST_SCHEDULE forward passes."""
     if passes > LARGEST_SCHEDULE:
         raise ConfigError(
             "num_microbatches", f"the schedule would list {passes:,} forward passes, at most {LARGEST_SCHEDULE:,}"
@@ -115,32 +124,38 @@ def check_schedule_length(passes: int) -> None:
 
 
 def _in_turn(forwards: list[Action], backwards: list[Action], warmup: int) -> list[Action]:
-    """``warmup`` forwards, then forward and backward alternately, then the remaining backwards."""
+    """Return ``warmup`` forwards, then forward and backward alternately, then the remaining backwards."""
     warmup = min(warmup, len(forwards))
     steady = [action for pair in zip(forwards[warmup:], backwards) for action in pair]
     return forwards[:warmup] + steady + backwards[len(forwards) - warmup :]
 
 
 def held(actions: list[Action], weight: Callable[[Action], int] = lambda action: 1) -> list[int]:
-    """What one rank holds after each of its actions.
+    """Return what one rank holds after each of its actions.
 
-    weight: what a forward adds and its backward removes; the default, 1, counts microbatches in
-    flight, of all chunks together.
+    Args:
+        weight: what a forward adds and its backward removes. With the default, 1, the result is the number of
+            microbatches in flight, all chunks together.
     """
     return list(accumulate(weight(action) if action.kind == "F" else -weight(action) for action in actions))
 
 
 def peak_in_flight(ranks: Schedule) -> list[int]:
-    """For each rank, the most chunk-microbatches that it holds at once, each until its last action."""
+    """Return for each rank the most chunk-microbatches that it holds at once."""
     return [max(held(actions), default=0) for actions in ranks]
 
 
 def moving_window(actions: Iterable[Action], capacity: int) -> list[tuple[int, int]]:
-    """Appendix C: the (chunk, microbatch) pairs of one rank that keep everything, in the order of their forwards.
+    """Choose the (chunk, microbatch) pairs of one rank that save everything, as appendix C does.
 
-    After the backward of one, the next microbatch takes its place, so the choice moves like a window.
-    actions: the rank's list in any order.  Each forward takes a place if
-    fewer than ``capacity`` are taken; its backward frees it.
+    Each forward takes a place if fewer than ``capacity`` places are taken, and its backward frees the place for the
+    next microbatch. So the choice moves like a window.
+
+    Args:
+        actions: the rank's actions, in the order in which a schedule of any kind runs them.
+        capacity: how many pairs can save everything at once.
+
+    Returns: the pairs that save everything, in the order of their forwards.
     """
     kept: list[tuple[int, int]] = []
     places: set[tuple[int, int]] = set()
@@ -155,7 +170,12 @@ def moving_window(actions: Iterable[Action], capacity: int) -> list[tuple[int, i
 
 
 def recomputed_share(capacity: int, in_flight: int, num_microbatches: int) -> Fraction:
-    """Share of an iteration's microbatches that a 1F1B rank recomputes; 0 if all fit."""
+    """Return the share of an iteration's microbatches that a 1F1B rank recomputes; 0 if all fit.
+
+    Args:
+        capacity: how many microbatches can save everything at once.
+        in_flight: how many the rank holds at once.
+    """
     check_sizes(in_flight=in_flight, num_microbatches=num_microbatches)
     check_size("capacity", capacity, least=0)
     rounds, rest = divmod(num_microbatches, in_flight)

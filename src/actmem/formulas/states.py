@@ -15,7 +15,14 @@ from actmem.rows import Row
 
 @dataclass(frozen=True)
 class State:
-    """One thing kept for every parameter: its bytes, and why it is there.  parameters: that share them."""
+    """One thing that is kept for every parameter.
+
+    Attributes:
+        term: its name.
+        bytes_per_parameter: bytes for each parameter, or for each ``parameters`` of them.
+        reason: why it is there.
+        parameters: how many parameters share these bytes, such as a block that shares a scale.
+    """
 
     term: str
     bytes_per_parameter: int
@@ -23,7 +30,7 @@ class State:
     parameters: int = 1
 
     def bytes_of(self, count: int) -> int:
-        """Of so many parameters."""
+        """Return its bytes for ``count`` parameters."""
         return self.bytes_per_parameter * -(-count // self.parameters)
 
 
@@ -53,12 +60,15 @@ ADAM = {
 
 
 def parameter_counts(shape: ModelShape, parallel: Parallel = Parallel(), pipeline_rank: int = 0) -> dict[str, int]:
-    """Parameters on one rank by kind, in elements.
+    """Count the parameters on one rank by kind, in elements.
 
-    Weights split over the ranks: (12h² + 7h)/t a layer.  Replicated on every rank: 6h a layer (two
-    layer norms, and the biases after the two row-parallel matmuls).  The word embedding has
-    v/t rows of h; with p > 1 the last rank holds a second copy for the output layer.  Raises
-    ConfigError if a or v is not divisible by t, or L by p·m.
+    Weights and biases that are split over the ranks: (12h² + 7h)/t a layer. Replicated on every rank: 6h a layer (two
+    layer norms, and the biases after the two row-parallel matmuls). The word embedding has v/t rows of h; with p > 1
+    the last rank holds a second copy for the output layer.
+
+    Returns: the keys are "layer weights", "layer biases, cut", "layer biases, whole", "layer norms", "word embedding"
+        and "positions".
+    Raises: ConfigError if a or v is not divisible by t, or L by p·m.
     """
     check_stage(shape, parallel, pipeline_rank)
     _, _, h, s = shape.letters()
@@ -76,7 +86,7 @@ def parameter_counts(shape: ModelShape, parallel: Parallel = Parallel(), pipelin
 
 
 def num_parameters(shape: ModelShape) -> int:
-    """Parameters of the whole model: L(12h² + 13h) + (v + s + 2)h."""
+    """Count the parameters of the whole model: L(12h² + 13h) + (v + s + 2)h."""
     h, layers = shape.hidden_size, shape.num_layers
     return layers * (12 * h * h + 13 * h) + (shape.vocab_size + shape.seq_length + 2) * h
 
@@ -84,9 +94,13 @@ def num_parameters(shape: ModelShape) -> int:
 def state_rows(
     shape: ModelShape, parallel: Parallel = Parallel(), pipeline_rank: int = 0, adam: str = "float32 gradients"
 ) -> list[Row]:
-    """Bytes of parameters, gradients and optimizer state on one rank, without data parallelism.
+    """List the bytes of parameters, gradients and optimizer state on one rank, without data parallelism.
 
-    adam: a key of ADAM.  Figure 1.
+    Args:
+        adam: a key of ADAM, which says what mixed-precision Adam keeps.
+
+    Returns: one row for each state.
+    Source: 2205.05198 figure 1.
     """
     if adam not in [*ADAM]:
         raise ConfigError("adam", f"must be one of {'; '.join(ADAM)}, got {shown(adam)}")

@@ -17,10 +17,11 @@ from actmem.recompute import checkpoint
 
 
 def causal_mask(seq_length: int, device: torch.device | str, dtype: torch.dtype = torch.bool) -> Tensor:
-    """``[s, s]``, which marks the keys that a query may not see: those after its own position.
+    """Make ``[s, s]``, which marks the keys that a query may not see: those after its own position.
 
-    dtype: bool holds True there, 1 byte an element.  A floating dtype holds -inf there and 0
-    elsewhere, which is what attention adds to the scores: make it once for many layers and steps.
+    Args:
+        dtype: bool holds True at these keys, 1 byte an element. A floating dtype holds -inf there and 0 elsewhere,
+            which is what attention adds to the scores; make such a mask once for many layers and steps.
     """
     hidden = torch.ones(seq_length, seq_length, dtype=torch.bool, device=device).triu_(1)
     return hidden if dtype is torch.bool else _as_scores(hidden, dtype)
@@ -33,9 +34,11 @@ def _as_scores(hidden: Tensor, dtype: torch.dtype) -> Tensor:
 class CoreAttention(nn.Module):
     """The region that selective recomputation drops: QKᵀ, softmax, dropout, attention over V.
 
-    In: q, k, v ``[b·a/t, s, h/a]`` and a mask ``[s, s]`` from ``causal_mask``, of bool or of q's dtype (bool costs one
-    pass over ``[s, s]`` more in every run).  Out: ``[b·a/t, s, h/a]``.  Keeps, in 16 bits, 6sbh/t (Q, K, V) and 5as²b/t
-    (softmax output, dropout mask, dropout output).  Source: 2205.05198 section 4.1 and figure 3.
+    Args of ``forward``: q, k and v ``[b·a/t, s, h/a]``, and a mask ``[s, s]`` from ``causal_mask``, of bool or of q's
+        dtype (bool costs one more pass over ``[s, s]`` in every run).
+    Returns: ``[b·a/t, s, h/a]``.
+    Saves: in 16 bits, 6sbh/t bytes (Q, K, V) and 5as²b/t (softmax output, dropout mask, dropout output).
+    Source: 2205.05198 section 4.1 and figure 3.
     """
 
     def __init__(self, head_size: int, p: float, generator: torch.Generator):
@@ -50,7 +53,7 @@ class CoreAttention(nn.Module):
         return terms("context", torch.bmm, weights, v)
 
     def softmax(self, q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
-        """Attention weights ``[b·a/t, s, s]``."""
+        """Return the attention weights ``[b·a/t, s, s]``."""
         # The matmul itself adds -inf.  There softmax's output and the scores' gradient are 0: no mask is kept.
         hidden = mask.to(q.dtype) if mask.is_floating_point() else _as_scores(mask, q.dtype)
         scores = torch.baddbmm(hidden.expand(q.shape[0], -1, -1), q, k.transpose(1, 2), alpha=self.scale)
@@ -58,14 +61,19 @@ class CoreAttention(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Q, K, V projection by columns (whole heads to each rank), core attention, projection by rows.
+    """Q, K and V by a column-parallel linear (whole heads to each rank), core attention, and a row-parallel linear.
 
-    In and out: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.  The rows of the QKV weight are ordered
-    head by head, ``[a, 3, h/a]``: t equal shards then give each rank the Q, K and V of the same heads.
+    The rows of the QKV weight are ordered head by head, ``[a, 3, h/a]``: t equal shards then give each rank the Q, K
+    and V of the same heads.
 
     Args:
-        seed: see ``weights.draw_normal``.
+        p: the dropout's probability.
+        streams: where the dropout draws from.
+        recompute: the layer's mode; with region "core" the core attention is checkpointed.
+        seed: of the weights; see ``weights.draw_normal``.
 
+    Args of ``forward``: x ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism; a mask from ``causal_mask``.
+    Returns: the same shape as x.
     Raises: ConfigError if t does not divide a.
     """
 
@@ -102,7 +110,7 @@ class SelfAttention(nn.Module):
         return terms("attention output", self.projection, context)
 
     def heads(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Q, K and V, each ``[b·a/t, s, h/a]``: three views of one tensor, no copy."""
+        """Return Q, K and V, each ``[b·a/t, s, h/a]``: three views of one tensor, no copy."""
         qkv = self.qkv(x)  # [s, b, 3h/t]
         parts = qkv.view(qkv.shape[0], -1, 3, self.head_size).unbind(2)  # [s, b·a/t, h/a] each
         return tuple(part.transpose(0, 1) for part in parts)

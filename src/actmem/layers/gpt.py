@@ -21,9 +21,9 @@ from actmem.recipes import Mode
 
 
 class ModelPart(ParallelModule):
-    """A part of a model, as one pipeline rank holds it.
+    """The part of a model that one pipeline rank holds.
 
-    ``forward`` takes token ids on the first part, activations on others.
+    ``forward`` takes token ids on the first part and activations on the others.
     """
 
     shape: Any
@@ -33,31 +33,38 @@ class ModelPart(ParallelModule):
     cross_entropy: VocabParallelCrossEntropy
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross entropy of logits ``[s, b, v/t]`` and target ids ``[b, s]``, without targets of -100: a scalar."""
+        """Return the mean cross entropy, a scalar.
+
+        Args:
+            logits: ``[s, b, v/t]``.
+            targets: ids ``[b, s]``; positions with -100 are left out.
+        """
         return self.cross_entropy(logits, targets.t())
 
 
 class GPT(ModelPart):
     """Embedding, layers, final layer norm, output layer and loss; or a range of the layers.
 
-    layers: numbers of the layers held here, default all.  The part with layer 0 also holds the embedding, the part
-    with the last layer the final norm and the output layer, which shares the word embedding; where the two are apart,
-    each holds a copy (see ``actmem.pipeline``).  Parameters have the same names in every part.
-
-    ``forward(x)`` takes token ids ``[b, s]`` on the first part and activations on the others, and gives logits
-    ``[s, b, v/t]`` on the last and activations on the others.  ``loss(logits, targets)`` is the last step.  Sequences
-    may be shorter than s; t must divide their length under sequence parallelism.  Keeps beyond its layers what
-    2205.05198 section 4.3 lists, and what the paper leaves out: token and target ids, the final norm's statistics
-    (``formulas.first_stage``).
+    The part with layer 0 also holds the embedding, the part with the last layer the final norm and the output layer,
+    which shares the word embedding. Where these are different parts, each holds a copy of the word embedding (see
+    ``actmem.pipeline``). Parameters have the same names in every part.
 
     Args:
+        layers: the numbers of the layers held here; None: all of them.
         recompute, stores: as for ``TransformerLayer``.
-        seed: of weights and dropout.  Give all ranks the same: then every t, every pipeline and every dtype starts from
-            one model (see ``parallel.weights``).  torch's default generator plays no part.
+        p: the dropouts' probability.
+        seed: of weights and dropout. Give all ranks the same: then every t, every pipeline and every dtype starts from
+            one model (see ``parallel.weights``). torch's default generator plays no part.
         data_parallel_rank: changes the dropout and no weight.
-        vocab_size: words of the vocabulary, where the shape's is padded so that t divides it: the rest have no part in
-            the loss.
+        vocab_size: words of the vocabulary, if the shape's size is padded so that t divides it; the padding has no part
+            in the loss.
 
+    Args of ``forward``: token ids ``[b, s]`` on the first part, activations ``[s, b, h]`` or ``[s/t, b, h]`` on the
+        others. Sequences may be shorter than s; under sequence parallelism t must divide their length.
+    Returns: logits ``[s, b, v/t]`` on the last part, activations on the others. ``loss(logits, targets)`` comes after
+        them.
+    Saves: what its layers save, what 2205.05198 section 4.3 lists, and what the paper leaves out: token and target ids,
+        the final norm's statistics (``formulas.first_stage``).
     Raises: ConfigError if t does not divide the vocabulary (see ``config.padded_vocab_size``) or can't share a layer,
         or on a longer sequence.
     """
@@ -103,7 +110,7 @@ class GPT(ModelPart):
             self.cross_entropy = VocabParallelCrossEntropy(tp, vocab_size=vocab_size)
 
     def constants(self, device: torch.device | str | None) -> dict[str, Tensor]:
-        """One mask for all layers and steps: not an activation."""
+        """Make the buffer ``mask``, which all layers and steps share, so it is not an activation."""
         return {"mask": causal_mask(self.shape.seq_length, device or "cpu", next(self.parameters()).dtype)}
 
     def forward(self, x: Tensor) -> Tensor:
@@ -118,7 +125,7 @@ class GPT(ModelPart):
         return self.output(x, self.words.weight)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Token ids ``[b, s]`` to activations: word + position, then dropout."""
+        """Turn token ids ``[b, s]`` into activations: word vector + position, then dropout."""
         length = check_tokens(tokens.t(), 1, self.shape.seq_length)
         if self.tp.sequence_parallel:
             check_divides("sequence length", length, "tensor_parallel_size", self.tp.size)
@@ -129,7 +136,10 @@ class GPT(ModelPart):
 
 
 def ends_of(layers: range, num_layers: int) -> tuple[bool, bool]:
-    """Whether ``layers`` begin the model, and whether they end it.  Raises ConfigError if they are no part of it."""
+    """Return whether ``layers`` begin the model, and whether they end it.
+
+    Raises: ConfigError if they are not a part of the model's layers, one after the other.
+    """
     if not layers or layers.step != 1 or layers[0] < 0 or layers[-1] >= num_layers:
         raise ConfigError("layers", f"{layers} must be a part of range(0, {num_layers})")
     return layers[0] == 0, layers[-1] == num_layers - 1
@@ -138,7 +148,9 @@ def ends_of(layers: range, num_layers: int) -> tuple[bool, bool]:
 class OutputLayer(nn.Module):
     """Activations to logits with the word embedding's weight: column-parallel, no bias.
 
-    In: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.  Out: ``[s, b, v/t]``.  Keeps its input as given.
+    Args of ``forward``: x ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism; the weight ``[v/t, h]``.
+    Returns: ``[s, b, v/t]``.
+    Saves: x as given.
     """
 
     def __init__(self, tp: TensorParallel):

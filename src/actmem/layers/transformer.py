@@ -21,7 +21,10 @@ from actmem.recompute import checkpoint
 
 
 class ParallelLayerNorm(ParallelModule, nn.LayerNorm):
-    """Over h.  Keeps its input and two numbers a token.  Under sequence parallelism its own gradients are partial."""
+    """Layer norm over h. Under sequence parallelism the gradients of its scale and shift are partial on each rank.
+
+    Saves: its input and two numbers a token.
+    """
 
     def __init__(self, hidden_size: int, tp: TensorParallel, **factory):
         super().__init__(hidden_size, **factory)
@@ -29,11 +32,17 @@ class ParallelLayerNorm(ParallelModule, nn.LayerNorm):
 
 
 class MLP(nn.Module):
-    """First linear sharded by columns, second by rows, so GeLU between them needs no collective.
+    """h→4h by a column-parallel linear, GeLU, 4h→h by a row-parallel one; GeLU between them needs no collective.
 
-    In and out: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.  Keeps, in 16 bits, its input 2sbh (or
-    2sbh/t), the GeLU input 8sbh/t and the second linear's input 8sbh/t.  seed: see ``weights.draw_normal``.  Raises
-    ConfigError if t does not divide 4h.  Source: 2205.05198 section 4.1.
+    Args:
+        seed: of the weights; see ``weights.draw_normal``.
+
+    Args of ``forward``: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.
+    Returns: the same shape.
+    Saves: in 16 bits, its input 2sbh (2sbh/t under sequence parallelism), the GeLU input 8sbh/t and the second linear's
+        input 8sbh/t.
+    Raises: ConfigError if t does not divide 4h.
+    Source: 2205.05198 section 4.1.
     """
 
     def __init__(self, shape: ModelShape, tp: TensorParallel, *, seed: int | None = None, **factory):
@@ -48,18 +57,23 @@ class MLP(nn.Module):
 
 
 class TransformerLayer(nn.Module):
-    """x + dropout(attention(norm(x))), then the same with the MLP.
+    """One transformer layer: x + dropout(attention(norm(x))), then the same with the MLP in place of attention.
 
-    In and out: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism; sequences may be shorter than s.
     torch.compile works; dropout and what is recomputed stay eager.
 
     Args:
         recompute: a mode's name, a recipes.Recompute, a set of terms to drop, or an action for each term.
-        stores: what keeps the terms of an action, such as ``{"offload": HostMemory()}``; a model's layers share them.
-        seed: of the weights, and of the dropout streams if none are given; None draws one from torch's default CPU
+        p: the dropouts' probability.
+        streams: what the dropouts draw from; None: streams of the layer's own.
+        stores: for each action that needs one, where its terms are kept, such as ``{"offload": HostMemory()}``; the
+            layers of a model share them.
+        seed: of the weights, and of the dropout streams if none are given. None draws a seed from torch's default CPU
             generator, which must then be in the same state on all t ranks.
 
-    Saves: what formulas.activations.layer_rows lists, and layer_extra_rows beside it.
+    Args of ``forward``: x ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism; sequences may be shorter than
+        s.
+    Returns: the same shape.
+    Saves: what formulas.activations.layer_rows lists, and what layer_extra_rows lists.
     Raises: ConfigError if t ranks can't share the layer, or on a longer sequence.
     """
 
@@ -95,7 +109,7 @@ class TransformerLayer(nn.Module):
         self.seq_length, self.ranks_of_sequence = shape.seq_length, tp.sequence_parts
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """mask: from ``causal_mask``, made once for many layers; without one the layer makes its own."""
+        """Run the layer on x, with a mask from ``causal_mask`` (make one for many layers) or with one of its own."""
         if self.recompute.region == "terms":
             return self._by_terms(x, mask)
         if self.recompute.region != "layer":  # "core" is a checkpoint inside SelfAttention
@@ -125,9 +139,15 @@ class TransformerLayer(nn.Module):
 
 
 def check_tokens(x: Tensor, parts: int, seq_length: int, *, whole: bool = False) -> int:
-    """The length of the sequences that x ``[s/parts, b, …]`` is a part of.
+    """Return the length of the sequences of which x is a part.
 
-    Raises ConfigError if x has no token, on a length beyond ``seq_length``, and with ``whole`` on one below it.
+    Args:
+        x: ``[s/parts, b, …]``, a shard of sequences that are split into ``parts`` shards.
+        seq_length: the longest that the model was made for.
+        whole: accept no shorter sequence either.
+
+    Raises: ConfigError if x has no token, if the sequences are longer than ``seq_length``, and with ``whole`` if they
+        are shorter.
     """
     length = x.shape[0] * parts
     if x.shape[0] == 0 or x.shape[1] == 0:

@@ -20,9 +20,13 @@ from actmem.torch_private import tree_map_only
 
 
 class LiveStorages(QuietDispatchMode):
-    """Storages that operations made and that are still alive, by weak references.  ignored: tensors that don't count.
+    """A dispatch mode that follows, by weak references, the storages that operations made and that are still alive.
 
-    peak_bytes: once it is set to 0, the most after any operation since.
+    Args:
+        ignored: a value whose tensors don't count.
+
+    Attributes:
+        peak_bytes: the most bytes alive after any operation since it was set to 0; None: not followed.
     """
 
     def __init__(self, ignored: object = ()) -> None:
@@ -33,13 +37,13 @@ class LiveStorages(QuietDispatchMode):
 
     @property
     def bytes(self) -> int:
-        """Bytes alive now."""
+        """Bytes of the storages that are alive now."""
         for storage in list(self._lifetimes.numbers):  # FSDP and pipelines resize them below all operations
             self._lifetimes.resized(storage)
         return self._lifetimes.bytes
 
     def ignore(self, value: object) -> None:
-        """Don't count the storages in ``value``."""
+        """Stop counting the storages in ``value``."""
         for storage in storages_in(value):
             self._ignored.add(storage)
             self._lifetimes.forget(storage)
@@ -59,13 +63,15 @@ class LiveStorages(QuietDispatchMode):
 
 
 def census(module: nn.Module, make_input: Callable[[], Any]) -> int:
-    """Bytes of storages that outlive ``module``'s forward pass because the graph holds them.
+    """Return the bytes of the storages that outlive ``module``'s forward pass because the graph holds them.
 
-    make_input: makes the module's input: one tensor or any other value, a tuple of positional
-    arguments, or a dict of keyword arguments.  The module gets copies of the tensors, as it would get
-    the output of the layer before, so each counts if and only if the graph keeps it.  The
-    outputs, in whatever structure, are dropped and only their ``grad_fn`` held, so the same holds for
-    them.  Parameters and buffers do not count.
+    The module gets copies of the input's tensors, as it would get the output of the layer before, so each of them
+    counts if and only if the graph keeps it. The outputs, in whatever structure, are dropped and only their ``grad_fn``
+    is held, so the same is true of them. Parameters and buffers do not count.
+
+    Args:
+        make_input: makes the module's input: a tuple of positional arguments, a dict of keyword arguments, or any other
+            value as the only argument.
     """
     alive = LiveStorages([*module.parameters(), *module.buffers()])
     inputs = make_input()
@@ -87,7 +93,10 @@ def census(module: nn.Module, make_input: Callable[[], Any]) -> int:
 
 
 def arguments_of(inputs: Any) -> tuple[tuple, dict]:
-    """Positional and keyword arguments: a tuple and a dict are these, anything else is one argument."""
+    """Return the positional and the keyword arguments that ``inputs`` stands for.
+
+    A tuple has positional arguments, a dict keyword arguments; any other value is one argument.
+    """
     if isinstance(inputs, tuple):
         return inputs, {}
     if isinstance(inputs, Mapping):

@@ -18,8 +18,13 @@ from actmem.torch_private import TorchDispatchMode, tree_leaves
 
 @dataclass(frozen=True)
 class Collective:
-    """One collective.  payload_bytes: of the whole tensor, over all ranks' shards: the input of an
-    all-reduce or reduce-scatter, the output of an all-gather."""
+    """One collective that was counted.
+
+    Attributes:
+        kind: such as "all-reduce"; the keys of ``_OPERATORS``.
+        payload_bytes: bytes of the whole tensor, all ranks' shards together: the input of an all-reduce or a
+            reduce-scatter, the output of an all-gather.
+    """
 
     kind: str
     payload_bytes: int
@@ -48,20 +53,26 @@ _NAMESPACES = ("c10d", "_c10d_functional", "c10d_functional", "_dtensor", "actme
 
 @cache
 def kind_of(operator: Any) -> str:
-    """The kind of collective that an operator of torch's dispatcher is; "" if it is none."""
+    """Return the kind of collective that an operator of torch's dispatcher is; "" if it is none."""
     namespace, _, name = operator.name().split(".")[0].partition("::")
     return KIND_OF_NAME.get(name, "") if namespace in _NAMESPACES else ""
 
 
 def whole_bytes(*values: Any) -> int:
-    """The whole tensor of a collective, of its arguments and its result: the largest of them, which may be a list of
-    parts."""
+    """Return the bytes of a collective's whole tensor: the largest of its arguments and its result.
+
+    Each of these may be a list of parts, which then count together.
+    """
     tensors = ([t for t in tree_leaves(value) if isinstance(t, Tensor)] for value in values)
     return max(sum(t.numel() * t.element_size() for t in some) for some in tensors)
 
 
 class count_collectives(TorchDispatchMode):
-    """``with count_collectives() as seen:``, then read ``seen.collectives`` or ``seen.counts``."""
+    """Count the collectives of a block: ``with count_collectives() as seen:``, then read ``seen.collectives``.
+
+    Attributes:
+        collectives: one Collective for each, in order.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +80,7 @@ class count_collectives(TorchDispatchMode):
 
     @property
     def counts(self) -> Counter[str]:
-        """How many of each kind."""
+        """Number of collectives of each kind."""
         return Counter(collective.kind for collective in self.collectives)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):

@@ -23,11 +23,13 @@ from actmem.torch_private import fake_store, fake_tensors
 
 @contextmanager
 def emulated_rank(world_size: int, rank: int = 0, device: str = "cpu", *, real_tensors: bool = False) -> Iterator[None]:
-    """Act as rank ``rank`` of ``world_size`` while the block runs.
+    """Act as rank ``rank`` of ``world_size`` while the block runs; this creates the default process group.
 
-    Creates the default process group.  On ``"cpu"``, and on ``"cuda"`` without a GPU, every tensor
-    created inside is fake, unless ``real_tensors``.  Raises ConfigError on a bad size, or if a process group already
-    exists.
+    Args:
+        device: on ``"cpu"``, and on ``"cuda"`` without a GPU, every tensor created inside is fake.
+        real_tensors: make real tensors on a CPU too.
+
+    Raises: ConfigError on a bad size, or if a process group already exists.
     """
     check_size("world_size", world_size)
     check_size("rank", rank, world_size - 1, least=0)

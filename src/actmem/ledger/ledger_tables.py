@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 UNSAVED = "alive but not saved by autograd"
-#: In the order in which tables list them.
+#: What a stored tensor can be, in the order in which tables list these kinds.
 STORAGE_KINDS = (
     "activation", "input", "cast weight", "constant", "generator state", UNSAVED, "weight", "gathered weight",
 )  # fmt: skip
@@ -18,18 +18,19 @@ STORAGE_KINDS = (
 class SavedTensor:
     """One stored tensor: what it is and who saved it first.
 
-    module: name of the innermost module that was running; "" for the root.
-    op: the torch function, or the autograd Function, that saved it.
-    argument: which input of ``op`` the tensor is ("0", "1", …, or a keyword); "" for a tensor
-    that ``op`` made itself.
-    dtype: a torch.dtype, or its name in a row of a file.
-    bytes: this tensor's share of its storage; the shares of one storage add up to its size.
-    line: file and line of the call.
-    kind: one of ``STORAGE_KINDS``.
-    held_by: what keeps it, if autograd doesn't and it could be found out.
-    made_by: the operation below autograd that made it; "" if it was there before.
-    term: the name that one of this library's layers gave it (``drop.NamedForward``); "" for others.
-    device: the type of the device that holds it.
+    Attributes:
+        module: name of the innermost module that was running; "" for the root.
+        op: the torch function, or the autograd Function, that saved it.
+        argument: which input of ``op`` the tensor is ("0", "1", …, or a keyword); "" for a tensor that ``op`` made
+            itself.
+        dtype: a torch.dtype, or its name in a row of a file.
+        bytes: this tensor's share of its storage; the shares of one storage add up to its size.
+        line: file and line of the call.
+        kind: one of ``STORAGE_KINDS``.
+        held_by: what keeps it, if autograd doesn't and the holder was found.
+        made_by: the operation below autograd that made it; "" if the tensor existed before.
+        term: the name that one of this library's layers gave it (``drop.NamedForward``); "" in other models.
+        device: the type of the device that holds it.
     """
 
     module: str
@@ -47,16 +48,16 @@ class SavedTensor:
 
     @property
     def name(self) -> str:
-        """Module, operation and argument."""
+        """Module, operation and argument, as one text."""
         return f"{self.module or 'root'}: {self.op} {self.argument}".rstrip()
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, as in a file."""
+        """Return the fields by name as plain values that JSON can hold; ``rows_of_file`` reads them."""
         return {**vars(self), "shape": list(self.shape), "dtype": str(self.dtype).removeprefix("torch.")}
 
 
 def rows_of_file(rows: Iterable[dict[str, Any]]) -> list[SavedTensor]:
-    """The other way round."""
+    """Make the rows again from the dicts that ``SavedTensor.as_dict`` made."""
     return [SavedTensor(**{**row, "shape": tuple(row["shape"])}) for row in rows]
 
 
@@ -64,9 +65,10 @@ _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
 def fold(rows: Iterable[SavedTensor]) -> list[SavedTensor]:
-    """Rows that differ only in the numbers of their module's name as one, with the bytes of all, the largest first.
+    """Join rows that differ only in the numbers of their module's name, and sort by bytes, the largest first.
 
-    Its module has ranges for the numbers, and says how many rows it stands for: ``layers.0-3.norm ×4``.
+    A joined row has the bytes of all its rows. Its module has ranges for the numbers, and says how many rows it stands
+    for: ``layers.0-3.norm ×4``.
     """
     groups: dict[tuple, list[SavedTensor]] = {}
     for row in rows:
@@ -85,7 +87,7 @@ def fold(rows: Iterable[SavedTensor]) -> list[SavedTensor]:
 
 
 def folded_name(names: list[str]) -> str:
-    """Names that differ only in their numbers, as one name: ``layers.0-3.norm``, or ``layers.0,2.norm``."""
+    """Join names that differ only in their numbers to one name: ``layers.0-3.norm``, or ``layers.0,2.norm``."""
     columns = zip(*(map(int, _NUMBER.findall(name)) for name in names))
     ranges = iter([_range(sorted(set(column))) for column in columns])
     return _NUMBER.sub(lambda _: next(ranges), names[0])
@@ -98,12 +100,12 @@ def _range(numbers: list[int]) -> str:
     return shown if len(numbers) <= 4 else f"{shown},…{numbers[-1]}"
 
 
-#: How many lines a ledger shows of itself.
+#: How many rows a ledger shows when it is printed.
 _SHOWN = 30
 
 
 def readable_size(size: int) -> str:
-    """Bytes in a unit that one can read: ``12.3 MiB``."""
+    """Return a number of bytes as text in a unit that is easy to read: ``12.3 MiB``."""
     amount = float(size)
     for unit in ("B", "KiB", "MiB"):
         if amount < 1024:
@@ -113,7 +115,7 @@ def readable_size(size: int) -> str:
 
 
 def lines_of(rows: Iterable[SavedTensor]) -> list[tuple[str, ...]]:
-    """Cells of a table of folded rows, under ``HEADINGS``."""
+    """Return the cells of a table of folded rows, under ``HEADINGS``: one tuple for each row."""
     return [
         (
             f"{row.bytes:,}",
@@ -131,7 +133,7 @@ HEADINGS = ("bytes", "module", "operation", "shape", "dtype", "kind")
 
 
 def aligned(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """A table as text; the first column is flush right."""
+    """Return a table as text, with its columns aligned; the first is flush right."""
     columns = list(zip(headings, *lines)) if lines else [(heading,) for heading in headings]
     widths = [max(map(len, column)) for column in columns]
     text = [
@@ -144,7 +146,7 @@ def aligned(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 
 def ledger_text(ledger: Any) -> str:
-    """The ledger's total, its kinds, and its largest rows."""
+    """Return a ledger as text: its total, the bytes of each kind, and its largest rows."""
     kinds = ", ".join(f"{kind} {size:,}" for kind, size in ledger.by_kind().items())
     host = f", and {ledger.host_bytes:,} B in the host's memory" if ledger.host_bytes else ""
     head = (
@@ -154,14 +156,14 @@ def ledger_text(ledger: Any) -> str:
 
 
 def rows_text(rows: Iterable[SavedTensor], most: int = _SHOWN) -> str:
-    """A table of the largest rows, folded."""
+    """Return a table of the ``most`` largest rows, folded, as text."""
     folded = fold(rows)
     text = aligned(HEADINGS, lines_of(folded[:most]))
     return text + (f"\n… and {len(folded) - most} smaller rows" if len(folded) > most else "")
 
 
 def bill_text(bill: Any) -> str:
-    """The peak, its kinds, and its largest rows."""
+    """Return a step's bill as text: the peak, the bytes of each kind, and its largest rows."""
     head = f"peak {bill.peak_bytes:,} B ({readable_size(bill.peak_bytes)}), in {bill.peak_phase}"
     kinds = [(f"{size:,}", kind) for kind, size in bill.by_kind().items()]
     return "\n\n".join([head, aligned(("bytes", "kind"), kinds), rows_text(bill.peak)])

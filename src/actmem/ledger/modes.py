@@ -1,8 +1,9 @@
 """Dispatch modes under which a step runs as it does without one.
 
-autograd adds a tensor's further gradient into the first one if nothing else holds that, so that no memory is needed
-(``can_accumulate_inplace`` in torch's ``input_buffer.cpp``).  While any dispatch mode is on it never does, and who
-counts by one would see a tensor more.  So these know the sums of gradients, and run them in place where torch would.
+autograd adds a tensor's second gradient into the first one if nothing else holds the first, so that the sum needs no
+memory (``can_accumulate_inplace`` in torch's ``input_buffer.cpp``). While any dispatch mode is on it never does so, and
+whoever counts by a mode would see one more tensor. So these modes recognise the sums of gradients, and run them in
+place where torch would.
 """
 
 from __future__ import annotations
@@ -27,20 +28,21 @@ from actmem.torch_private import (
     place_of_node_running,
 )
 
-#: What adds up gradients, and which argument would be taken over.
+#: The operators that add up gradients, each with the number of the argument that could become the gradient itself.
 _SUMS = (torch.ops.aten.add.Tensor, 0), (torch.ops.aten.add_.Tensor, 1)
 
 
 class StepMode(TorchDispatchMode):
     """A TorchDispatchMode whose ``__torch_dispatch__`` runs ``real_operation(func, args)`` in place of ``func``.
 
-    held: storages that somebody holds whom the mode doesn't see; no sum goes into them.
+    Attributes:
+        held: storages that are held by somebody whom the mode doesn't see; no sum is written into them.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.held: WeakSet[torch.UntypedStorage] = WeakSet()
-        #: Of each thread the node that has ended last: autograd adds up its results before the next one begins.
+        #: By thread, the place of the node that ended last: autograd adds up its results before the next node begins.
         self._ended: dict[int, int] = {}
         self._noting: list[AbstractContextManager] = []
 
@@ -56,7 +58,7 @@ class StepMode(TorchDispatchMode):
 
     def _noting_ends(self, run_backward: Callable) -> Callable:
         def run(outputs: Any, *args: Any, **options: Any) -> Any:
-            # Each is a tensor or an edge of the graph.
+            # Each output is a tensor or an edge of the graph.
             begins = [getattr(output, "grad_fn", None) or getattr(output, "node", None) for output in outputs]
             hooks = [node.register_hook(self._note_end) for node in nodes_from(begins) if node.next_functions]
             try:
@@ -71,8 +73,10 @@ class StepMode(TorchDispatchMode):
         self._ended[get_ident()] = place_of_node_running()
 
     def real_operation(self, func: Any, args: tuple) -> Any:
-        """What runs where no mode is on: ``func``, or for a sum of gradients that goes into the first of them
-        ``add_``."""
+        """Return the operation that would run without a dispatch mode, in place of ``func``.
+
+        It is ``func`` itself, or ``add_`` for a sum of gradients that torch would write into the first of them.
+        """
         if func is not torch.ops.aten.add.Tensor or torch.is_grad_enabled():
             return func
         is_sum = place_of_node_running() == self._ended.get(get_ident(), -1)
@@ -82,7 +86,7 @@ class StepMode(TorchDispatchMode):
 
 
 class QuietDispatchMode(StepMode):
-    """One under which torch.compile still compiles, and operators of a higher order still run."""
+    """A StepMode under which torch.compile still compiles and higher-order operators still run."""
 
     supports_higher_order_operators = True
 
@@ -96,7 +100,7 @@ class QuietDispatchMode(StepMode):
 
 
 def nodes_from(begins: Iterable[Any]) -> Iterator[Any]:
-    """Every node of the graphs that begin with these nodes; None among them is passed over."""
+    """Yield every node of the autograd graphs that begin with these nodes, each once; Nones among them are skipped."""
     nodes = list(begins)
     seen = set(nodes)
     while nodes:
@@ -109,9 +113,11 @@ def nodes_from(begins: Iterable[Any]) -> Iterator[Any]:
 
 
 def stays_as_gradient(args: tuple) -> bool:
-    """Whether what is added to a weight's gradient would itself be that if there were none; else a copy would.
+    """Return whether autograd would take this tensor itself, not a copy, as the ``.grad`` of a weight that has none
+    yet.
 
-    args: those of the addition.
+    Args:
+        args: those of the addition that autograd runs: the gradient so far, and the tensor that is added to it.
     """
     holders, weight = _holders(args[1]), args[0]
     kept_layout = weight.stride() if _is_dense(weight) else torch.empty(weight.shape, device="meta").stride()
@@ -120,21 +126,26 @@ def stays_as_gradient(args: tuple) -> bool:
 
 
 def _is_free(args: tuple) -> bool:
-    """Whether nothing but the sum itself holds the first of two plain tensors."""
+    """Return whether both arguments are plain tensors and nothing but the sum itself holds the first."""
     plain = all(isinstance(one, Tensor) and one.layout is torch.strided for one in args)
     plain = plain and not any(map(is_traceable_wrapper_subclass, args))
     return plain and _holders(args[0]) == _holders_where_free()[0]
 
 
 def _holders(tensor: Tensor) -> tuple[int, int, int]:
-    """How often a tensor is held in C++, its storage, and the tensor in Python."""
+    """Return how often C++ holds a tensor, how often its storage is held, and how often Python holds the tensor."""
     return *holders_of(tensor), sys.getrefcount(tensor)
 
 
 @cache
 def _holders_where_free() -> tuple[tuple[int, int, int], ...]:
-    """Counted where it is known, as a mode sees it: of the first of two gradients that were just made for one tensor,
-    and of one that is added to a weight's."""
+    """Return the ``_holders`` that a dispatch mode sees of a tensor that nothing else holds.
+
+    They are counted once, in cases where it is known that nothing else does.
+
+    Returns: the counts for the first of two gradients that were just made for one tensor, and for a gradient that is
+        added to a weight's.
+    """
     found: dict[Any, tuple[int, int, int]] = {}
 
     class Sees(TorchDispatchMode):
@@ -155,7 +166,7 @@ def _holders_where_free() -> tuple[tuple[int, int, int], ...]:
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    """Whether its elements lie in memory without gaps, each once, in whatever order."""
+    """Return whether the tensor's elements lie in memory without gaps, each once, in whatever order."""
     next_stride = 1
     for stride, size in sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape) if size != 1):
         if stride != next_stride:

@@ -1,9 +1,8 @@
-"""Where each storage comes from (which operation made it, in which module, out of what), who saved it, and so of what
-kind it is.
+"""Where each storage comes from (which operation made it, in which module, from what), who saved it, and what kind it
+is.
 
-A TorchDispatchMode sees every operation's results, below autograd.  That finds what saved-tensor
-hooks can't: a tensor that an attribute, a closure or a cache keeps alive.  And it tells a copy of a
-weight from an activation.
+A TorchDispatchMode sees every operation's results, below autograd. That finds what saved-tensor hooks can't: a tensor
+that an attribute, a closure or a cache keeps alive. And it tells a copy of a weight from an activation.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from actmem.ledger.comms import KIND_OF_NAME, kind_of
 from actmem.ledger.ledger_tables import UNSAVED, SavedTensor
 from actmem.ledger.modes import QuietDispatchMode, nodes_from
-from actmem.ledger.save_sites import OperationTracker, kept_as, view_of
+from actmem.ledger.save_sites import OperationTracker, in_checkpoint, kept_as, view_of
 from actmem.ledger.storages import (
     noting_states,
     replaced,
@@ -45,8 +44,9 @@ _COPIES = {
 }  # fmt: skip
 #: Operations that multiply matrices, and attention's fused ones.
 _MATMULS = ("mm", "bmm", "addmm", "baddbmm", "_grouped_mm")
-#: What is in a GELU.
+#: What a GELU computes on the way.
 _BENT = ("tanh", "erf")
+#: Operations that select some of a tensor's rows or matrices.
 _PICKS = ("index", "index_select", "gather")
 _FUSED_ATTENTION = "_scaled_dot_product_"
 #: The widest head of a fused attention kernel.
@@ -57,9 +57,11 @@ _STATE_BYTES = (5056, 16)
 
 @dataclass
 class Scores:
-    """A product of two activations, with all that has its size and was made of it.
+    """The result of a matmul of two activations, together with everything of its size that was computed from it.
 
-    normalized: a softmax was among it.  attended: a product read it after that, so it is attention's scores.
+    Attributes:
+        normalized: a softmax was applied to it.
+        attended: a matmul read it after the softmax, so these are attention's scores.
     """
 
     normalized: bool = False
@@ -70,20 +72,23 @@ class Scores:
 class Provenance:
     """How a storage came to be.
 
-    made: False for one that was there before the first operation that is known to read it.
-    operation, module, shape, dtype, device: of the result that first had this storage.
-    inside: a module or an autograd Function was running.
-    constant: made without any tensor, or of constants alone, and without chance.
-    of_weights: a weight, or made of weights and constants alone, by no product: learned queries are no weights when
-    they are projected.
-    copied_from: the storages, all from before, that it is a copy of, over any number of copies; else empty.
-    gathered: one of those copies was a collective.
-    repeats: how many times this copy of an expanded tensor holds each element.
-    one_plus: "tanh" or "erf" where it is a number and that.
-    picked_from: the storage from before of which it is some matrices.
-    scores: the product that it came from, if nothing but operations on each element and a softmax lie between.
-    masks, multiplied: the scores that it masks, or was multiplied for last.
-    saved: the different views of it that autograd saved.
+    Attributes:
+        made: an operation made it; False if it existed before the first operation that is known to read it.
+        operation, module, shape, dtype, device: of the result that first had this storage.
+        inside: a module or an autograd Function was running then.
+        constant: it was made from no tensor, or from constants alone, and without random numbers.
+        of_weights: it is a weight, or was computed from weights and constants alone and by no matmul (projected learned
+            queries don't count as weights).
+        copied_from: if it is a copy, directly or through other copies, the storages that it copies, all of which
+            existed before; else empty.
+        gathered: one of those copies was a collective.
+        repeats: if it is a copy of an expanded tensor, how many times it holds each element; else 1.
+        one_plus: "tanh" or "erf" if it is a number plus the result of that; else "".
+        picked_from: if it has some of the matrices of a storage that existed before (one expert's, say), that storage.
+        scores: the scores that it belongs to, if only elementwise operations and a softmax lie between; else None.
+        masks: the scores that it masks; None if it masks none.
+        multiplied: the scores that belong to the last matmul that read it; None if none did.
+        saved: the different views of it that autograd saved.
     """
 
     made: bool
@@ -107,10 +112,14 @@ class Provenance:
 
 
 class ProvenanceTracker(QuietDispatchMode):
-    """Notes the origin of every storage that an operation reads or returns while it is active, and what autograd saves.
+    """Notes how every storage that an operation reads or returns came to be, and what autograd saves.
 
-    on_found: gets each new storage with its origin.  after: gets all storages of an operation that has ended.
-    torch.compile compiles as without it: compiled code counts as one operation that returns nothing.
+    torch.compile compiles as it would without this mode: compiled code counts as one operation that returns nothing.
+
+    Args:
+        tracker: knows the modules and operations that run.
+        on_found: called with each new storage and its Provenance.
+        after: called with all storages of each operation that has ended; None: no call.
     """
 
     def __init__(
@@ -123,7 +132,7 @@ class ProvenanceTracker(QuietDispatchMode):
         self.tracker, self._on_found, self._after = tracker, on_found, after
         # A storage has one Python object for as long as it lives, so a weak reference to that follows the storage
         # itself.
-        self.found: WeakKeyDictionary[torch.UntypedStorage, Provenance] = WeakKeyDictionary()
+        self.origins: WeakKeyDictionary[torch.UntypedStorage, Provenance] = WeakKeyDictionary()
         #: The storages that autograd took, in order, and the views of each that were saved.
         self.saved: WeakKeyDictionary[torch.UntypedStorage, dict[tuple, SavedTensor]] = WeakKeyDictionary()
         #: Weights that were seen as such when they were saved: they may be in no module at the end.
@@ -134,7 +143,7 @@ class ProvenanceTracker(QuietDispatchMode):
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """In the block, note all operations, and all that autograd and others' hooks keep."""
+        """In the block, note all operations, and all tensors that autograd and others' hooks keep."""
         with noting_states(self._note_state), self.tracker, self, self._noting_saved() as hooks_off:
             with replaced(saved_tensors_hooks, "__enter__", self._noting_packed):
                 yield
@@ -146,94 +155,101 @@ class ProvenanceTracker(QuietDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs, func = kwargs or {}, self.real_operation(func, args)
         result = func(*args, **kwargs)
-        # Some write into their argument and return nothing.
-        made = stored_parts(kwargs.get("out") if result is None else result, 1)
-        if self._after is None and not _writes(func) and all(storage in self.found for storage, _ in made):
+        # Some operations write into their argument and return nothing.
+        results = stored_parts(kwargs.get("out") if result is None else result, 1)
+        if self._after is None and not _writes(func) and all(storage in self.origins for storage, _ in results):
             return result  # views, quickly
         sources = []
         for storage, part in stored_parts((args, kwargs)):
             sources.append(storage)
-            if storage not in self.found:
+            if storage not in self.origins:
                 self._add(storage, part, Provenance(made=False))
-        for storage, part in made:
+        for storage, part in results:
             self._note(storage, part, func, args, kwargs, sources)
         if self._after is not None:
-            self._after([*sources, *(storage for storage, _ in made)])
+            self._after([*sources, *(storage for storage, _ in results)])
         return result
 
     def _note_state(self, state: Tensor) -> None:
         """Note the state of a generator, which no operation returns."""
         if (storage := storage_of(state)) is not None:
-            self.tracker.checkpoint_ran = True
+            self.tracker.checkpoint_ran |= in_checkpoint(sys._getframe(1))  # not ours: it hands all to autograd
             self._add(storage, state, Provenance(True, "generator state", self.tracker.inside))
 
     def _add(self, storage: torch.UntypedStorage, tensor: Tensor, origin: Provenance) -> Provenance:
         origin.module, origin.shape = self.tracker.module, shape_of(tensor)
         origin.dtype, origin.device = tensor.dtype, tensor.device.type
         origin.of_weights |= storage in self.tracker.weights
-        self.found[storage] = origin
+        self.origins[storage] = origin
         self._on_found(storage, origin)
         return origin
 
     def _note(self, storage: torch.UntypedStorage, result: Tensor, func: Any, args: tuple, kwargs: dict, sources: list):
-        origin = self.found.get(storage)
+        origin = self.origins.get(storage)
         if origin is not None and not _writes(func):  # a view
             return
-        others = [source for source in sources if source is not storage]
-        known = [self.found[source] for source in others]
-        of_weights = any(one.of_weights for one in known) and _name_of(func) not in _MATMULS
-        of_weights = of_weights and all(one.of_weights or one.constant for one in known)
+        other_sources = [source for source in sources if source is not storage]
+        inputs = [self.origins[source] for source in other_sources]
+        of_weights = any(each.of_weights for each in inputs) and _name_of(func) not in _MATMULS
+        of_weights = of_weights and all(each.of_weights or each.constant for each in inputs)
         if origin is None:
             origin = Provenance(True, _name_of(func), self.tracker.inside, of_weights=of_weights)
-            origin.constant = not _by_chance(func) and all(one.constant for one in known)
-            self._trace_copy(origin, func, others)
+            origin.constant = not _by_chance(func) and all(each.constant for each in inputs)
+            self._trace_copy(origin, func, other_sources)
             if origin.operation in _COPIES and args and isinstance(args[0], Tensor):
                 origin.repeats = _repeats(args[0])
-            elif origin.operation == "add" and len(known) == 1 and known[0].operation in _BENT:
-                origin.one_plus = known[0].operation
-            elif origin.operation in _PICKS and known and not known[0].made and args[0].dim() > 2:
-                origin.picked_from = weakref.ref(others[0])
-            origin.scores = self._scores(origin.operation, result.numel(), others, args)
+            elif origin.operation == "add" and len(inputs) == 1 and inputs[0].operation in _BENT:
+                origin.one_plus = inputs[0].operation
+            elif origin.operation in _PICKS and inputs and not inputs[0].made and args[0].dim() > 2:
+                origin.picked_from = weakref.ref(other_sources[0])
+            origin.scores = self._scores(origin.operation, result.numel(), other_sources, args)
             self._add(storage, result, origin)
         elif origin.made and (origin.constant or origin.of_weights or origin.copied_from):  # until now
-            alone = of_weights or all(one.constant for one in known)
+            alone = of_weights or all(each.constant for each in inputs)
             origin.of_weights = alone and (origin.of_weights or origin.constant and of_weights)
-            if _by_chance(func) or not all(one.constant for one in known):
+            if _by_chance(func) or not all(each.constant for each in inputs):
                 origin.constant, origin.copied_from = False, ()
-                self._trace_copy(origin, func, others)
+                self._trace_copy(origin, func, other_sources)
             elif origin.copied_from and kind_of(func) == "all-gather":  # of a part of the same storage
                 origin.gathered = True
         if not origin.made and "out" in kwargs:  # FSDP gathers into the buffers of the step before
             self._trace_copy(origin, func, [source for source in storages_in(args) if source is not storage])
 
     def _scores(self, operation: str, size: int, sources: list[torch.UntypedStorage], args: tuple) -> Scores | None:
-        """What ``operation``'s result of ``size`` elements belongs to; notes what it reads as masks and operands."""
-        provenance = [self.found[source] for source in sources]
-        scored = [one.scores for one in provenance if one.scores is not None]
+        """Return the Scores that an operation's result belongs to; None if it belongs to none.
+
+        It also notes in the provenance of what the operation reads whether that is a mask or an operand of scores.
+
+        Args:
+            size: elements of the result.
+            sources: the storages that the operation reads.
+        """
+        provenance = [self.origins[source] for source in sources]
+        scored = [each.scores for each in provenance if each.scores is not None]
         if operation in _MATMULS:
             scores = next((scores for scores in scored if scores.normalized), None) or Scores()
             scores.attended = scores.normalized
-            for one in provenance:
-                one.multiplied = scores
+            for each in provenance:
+                each.multiplied = scores
             width = args[operation.count("add")].shape[-1]  # that of a head, if these are scores
-            if scores.attended or width > WIDEST_HEAD or any(one.of_weights for one in provenance):
+            if scores.attended or width > WIDEST_HEAD or any(each.of_weights for each in provenance):
                 return None
             return scores
         if operation.startswith(_FUSED_ATTENTION):
             multiplied = storages_in(args[:3])
-            for source, one in zip(sources, provenance):
+            for source, each in zip(sources, provenance):
                 name = "multiplied" if any(source is q for q in multiplied) else "masks"
-                setattr(one, name, Scores(attended=True))
+                setattr(each, name, Scores(attended=True))
             return None
         if scored and operation.startswith(("masked_fill", "where")):
-            for one in provenance:
-                if one.scores is None:
-                    one.masks = scored[0]
-        alike = (one.scores for one in provenance if one.scores is not None and prod(one.shape) == size)
-        found = next(alike, None)
-        if found is not None and "softmax" in operation:
-            found.normalized = True
-        return found
+            for each in provenance:
+                if each.scores is None:
+                    each.masks = scored[0]
+        same_size = (each.scores for each in provenance if each.scores is not None and prod(each.shape) == size)
+        own_scores = next(same_size, None)
+        if own_scores is not None and "softmax" in operation:
+            own_scores.normalized = True
+        return own_scores
 
     def _trace_copy(self, origin: Provenance, func: Any, sources: list[torch.UntypedStorage]) -> None:
         gathers = kind_of(func) in ("all-gather", "broadcast")
@@ -241,7 +257,7 @@ class ProvenanceTracker(QuietDispatchMode):
             return
         roots: list[weakref.ref] = []
         for source in sources:
-            before = self.found[source]
+            before = self.origins[source]
             if before.made and not before.copied_from:
                 return
             roots.extend(before.copied_from if before.made else [weakref.ref(source)])
@@ -252,9 +268,10 @@ class ProvenanceTracker(QuietDispatchMode):
 
     @contextmanager
     def _noting_saved(self) -> Iterator[list[str]]:
-        """In the block, note each tensor that autograd saves; hooks of outside the block pack as before.
+        """In the block, note each tensor that autograd saves; hooks from outside the block pack as before.
 
-        ``torch.func.grad`` and its like refuse all hooks: they run without, and their reason is in what this yields.
+        Yields a list. ``torch.func.grad`` and its like allow no hooks: they run without ours, and their messages are
+        added to the list.
         """
         outer_pack, outer_unpack = top_saved_tensors_hooks() or (None, None)
         off: list[str] = []
@@ -284,7 +301,10 @@ class ProvenanceTracker(QuietDispatchMode):
             yield off
 
     def _noting_packed(self, enter: Callable) -> Callable:
-        """Note what others' hooks that begin in the block pack: nothing in Python refers to it.  Ours call ``keep``."""
+        """Wrap ``enter`` so that it also notes what other people's hooks that begin in the block pack.
+
+        Nothing else in Python refers to what they pack. Our own hooks call ``keep``, so they need no note.
+        """
 
         def noting(hooks):
             pack = hooks.pack_hook
@@ -312,15 +332,19 @@ class ProvenanceTracker(QuietDispatchMode):
                         self._note_saved(tensor, (node.name().rstrip("0").removesuffix("Backward"), name[7:], ""))
 
     def _note_saved(self, tensor: Tensor, saver: tuple[str, str, str] | None = None, held_by: str = "") -> None:
-        """Note that autograd saves a tensor.  saver: operation, argument and line, if it isn't the operation that
-        runs."""
+        """Note that autograd saves a tensor.
+
+        Args:
+            saver: operation, argument and line, if it isn't the operation that runs.
+            held_by: who keeps the tensor, if it isn't autograd.
+        """
         is_weight = isinstance(tensor, nn.Parameter) or isinstance(getattr(tensor, "_base", None), nn.Parameter)
         for storage, part in stored_parts(tensor):
             if storage in self.tracker.weights:
                 continue
             if is_weight:
                 self._seen_weights.add(storage)
-            origin = self.found.get(storage) or self._add(storage, part, Provenance(made=False))
+            origin = self.origins.get(storage) or self._add(storage, part, Provenance(made=False))
             views, view = self.saved.setdefault(storage, origin.saved), view_of(part)
             if view not in views:
                 op, argument, line = saver or self.tracker.saver_of(part)
@@ -333,7 +357,7 @@ class ProvenanceTracker(QuietDispatchMode):
                 )  # fmt: skip
 
     def note_names(self, names: tuple[str, ...], tensors: tuple[Tensor, ...], also: str) -> None:
-        """What a layer tells ``drop.NAME_READERS``."""
+        """Note the names that a layer gives its tensors: one of ``drop.NAME_READERS``, with their arguments."""
         for name, tensor in zip(names, tensors):
             if (storage := storage_of(tensor)) is not None:
                 self._terms.setdefault(storage, {})[int(tensor.storage_offset())] = name
@@ -342,15 +366,20 @@ class ProvenanceTracker(QuietDispatchMode):
         self._without_name.clear()
 
     def term(self, storage: torch.UntypedStorage, offset: int) -> str:
-        """The name of a tensor that begins there, or of all that the storage holds."""
+        """Return the name of the tensor that begins at ``offset``, or else the only name in its storage, or else ""."""
         names = self._terms.get(storage, {})
         return names.get(offset, "") or (next(iter(names.values())) if len(names) == 1 else "")
 
     # Of what kind a storage is, at the end.
 
     def kind_of(self, storage: torch.UntypedStorage, dtype: torch.dtype, op: str) -> str:
-        """One of ``STORAGE_KINDS``, except the one for what autograd didn't save.  op: that which saved it."""
-        origin = self.found[storage]
+        """Return what a storage that autograd saved is: one of ``STORAGE_KINDS``.
+
+        Args:
+            dtype: of the tensor that was saved.
+            op: the operation that saved it.
+        """
+        origin = self.origins[storage]
         if storage in self.tracker.weights:
             return "weight"
         if not (origin.made or origin.gathered):
@@ -360,7 +389,7 @@ class ProvenanceTracker(QuietDispatchMode):
                 return "weight"
             if dtype is torch.uint8 and storage.nbytes() in _STATE_BYTES:
                 return "generator state"
-            # What torch.compile's functions make, no operation returned.
+            # No operation has returned what torch.compile's functions make.
             return "activation" if op == "CompiledFunction" else "constant"
         if origin.operation == "generator state":
             return origin.operation
@@ -375,15 +404,19 @@ class ProvenanceTracker(QuietDispatchMode):
         return "constant" if origin.constant else "activation"
 
     def kind_of_unsaved(self, storage: torch.UntypedStorage, origin: Provenance) -> str:
-        """The same for a storage made in the block that autograd did not save."""
+        """Return what a storage is that was made in the block but not saved by autograd: one of ``STORAGE_KINDS``."""
         kind = self.kind_of(storage, origin.dtype, origin.operation)
         if kind in ("generator state", "cast weight", "gathered weight"):
             return kind
         return "weight" if self.is_weight(storage) else UNSAVED
 
     def made_by(self, storage: torch.UntypedStorage) -> str:
-        """The operation that made a storage, and how, where that tells a waste; "" if it was there before."""
-        origin = self.found[storage]
+        """Return the operation that made a storage; "" if it existed before.
+
+        Where a saved tensor can be a waste, the text says so in place of the operation: "attention mask", "attention
+        scores", "picked from a weight", "a number plus …", or "…, repeated ×n".
+        """
+        origin = self.origins[storage]
         if not origin.made:
             return ""
         if origin.masks is not None and origin.masks.attended:
@@ -400,14 +433,14 @@ class ProvenanceTracker(QuietDispatchMode):
         return KIND_OF_NAME.get(origin.operation, origin.operation)
 
     def is_weight(self, storage: torch.UntypedStorage) -> bool:
-        """True for the storage of any parameter or buffer of this process."""
+        """Return True for the storage of any parameter or buffer of this process."""
         if storage in self.tracker.weights or storage in self._seen_weights:
             return True
         return storage not in self.tracker.inputs and storage in self._live_weights
 
     @cached_property
     def _live_weights(self) -> WeakSet[torch.UntypedStorage]:
-        """Those of every parameter, and of every buffer of every module, that is alive in this process."""
+        """Storages of every parameter, and of every buffer of every module, that is alive in this process."""
         things = gc.get_objects()
         # There are a million objects of a thousand types.
         kinds = set(map(type, things))
@@ -420,7 +453,10 @@ class ProvenanceTracker(QuietDispatchMode):
 
 
 def _eager(function: Callable) -> Callable:
-    """The function, no closure, into which the compiler doesn't look; it isn't loaded for that."""
+    """Return a function into which torch.compile doesn't look; it takes a function, no closure.
+
+    If torch's compiler isn't loaded, it isn't loaded for that, and the function is returned as it is.
+    """
     return never_compiled(function) if "torch._dynamo" in sys.modules else function
 
 
@@ -433,19 +469,19 @@ def _pack(provenance: ProvenanceTracker, outer: Callable | None, tensor: Tensor)
 
 
 def _pack_as_others(provenance: ProvenanceTracker, pack: Callable, whose: str, tensor: Tensor) -> object:
-    held = pack(tensor)
-    for one in tensors_in(held):
-        provenance._note_saved(one, provenance.tracker.saver_of(tensor), f"the hooks of {whose}")
-    return held
+    packed = pack(tensor)
+    for held in tensors_in(packed):
+        provenance._note_saved(held, provenance.tracker.saver_of(tensor), f"the hooks of {whose}")
+    return packed
 
 
 def graph_nodes(tracker: OperationTracker) -> Iterator[Any]:
-    """Every node of the graphs behind what outermost modules returned."""
+    """Yield every node of the graphs behind what outermost modules returned."""
     return nodes_from(tensor.grad_fn for reference in tracker.output_tensors if (tensor := reference()) is not None)
 
 
 def _repeats(tensor: Tensor) -> int:
-    """How often an expanded tensor repeats each element; 1 for a plain one."""
+    """Return how often an expanded tensor repeats each element; 1 for a plain one."""
     try:
         return prod(size for size, stride in zip(tensor.shape, tensor.stride()) if stride == 0 and size > 1)
     except (RuntimeError, NotImplementedError):
@@ -465,5 +501,5 @@ def _by_chance(func: Any) -> bool:
 @cache
 def _writes(func: Any) -> bool:
     schema = getattr(func, "_schema", None)
-    # The last two don't say so in their schema.
+    # This operation and collectives write although their schema doesn't say so.
     return schema is not None and schema.is_mutable or _name_of(func) == "all_gather_copy_in" or bool(kind_of(func))

@@ -36,31 +36,34 @@ _WEIGHTS = ("weight", "gathered weight")
 
 
 class Ledger:
-    """What ``record`` saw.  Complete once its ``with`` block has ended.
+    """What ``record`` saw. Complete once its ``with`` block has ended.
 
-    saved: what autograd, and hooks inside the block, kept at that moment, without weights.  unsaved: what else was made
-    inside modules and still alive, without what outermost modules returned.  weights: weights, and gathered
-    weights, that autograd refers to; they exist anyway and count nowhere.  ``storages()`` is what
-    autograd still keeps now.  device: the type of the weights' device.
+    Attributes:
+        saved: the tensors that autograd, and hooks inside the block, kept when the block ended, without weights.
+        unsaved: what else was made inside modules and was still alive then, without the outputs of outermost modules.
+        weights: weights and gathered weights that autograd refers to. They exist anyway, so no total counts them.
+        device: the type of the weights' device.
+
+    ``storages()`` has what autograd still keeps when it is called.
     """
 
     def __init__(self, provenance: ProvenanceTracker, device: str) -> None:
-        self._origins, self.device = provenance, device
+        self._provenance, self.device = provenance, device
         self.saved: list[SavedTensor] = []
         self.unsaved: list[SavedTensor] = []
         self.weights: list[SavedTensor] = []
 
     def storages(self) -> dict[int, int]:
-        """Bytes of each storage that autograd keeps and that is still alive.
+        """Return the bytes of each storage that autograd keeps and that is still alive, by the storage's id.
 
-        A storage that was emptied since counts with its present size: between forward and backward
-        FSDP leaves its gathered weights empty.
+        A storage that was emptied since then counts with its present size: between forward and backward FSDP leaves its
+        gathered weights empty.
         """
-        return {id(storage): storage.nbytes() for storage in self._origins.saved}
+        return {id(storage): storage.nbytes() for storage in self._provenance.saved}
 
     def names_of(self, storage: torch.UntypedStorage) -> list[str]:
-        """Who saved each view of a storage, as ``rows`` has it; none if autograd didn't take it."""
-        return [row.name for row in self._origins.saved.get(storage, {}).values()]
+        """Return who saved each view of a storage, named as in ``rows``; an empty list if autograd didn't save it."""
+        return [row.name for row in self._provenance.saved.get(storage, {}).values()]
 
     @property
     def total_bytes(self) -> int:
@@ -69,7 +72,7 @@ class Ledger:
 
     @property
     def host_bytes(self) -> int:
-        """What of ``tensors`` a model on another device keeps in the host's memory, without states of generators."""
+        """Bytes of ``tensors`` that a model on another device keeps in the host's memory, without generator states."""
         return sum(row.bytes for row in self.tensors if self._on_host(row))
 
     def _on_host(self, row: SavedTensor) -> bool:
@@ -81,18 +84,23 @@ class Ledger:
         return self.saved + self.unsaved
 
     def by_kind(self) -> dict[str, int]:
-        """Of ``total_bytes``, those of each kind, in the order of ``STORAGE_KINDS``."""
+        """Return the bytes of each kind, in the order of ``STORAGE_KINDS``; they add up to ``total_bytes``."""
         return sums_of((row for row in self.tensors if not self._on_host(row)), STORAGE_KINDS)
 
     def rows(self) -> list[Row]:
-        """One row for each tensor, named by module, operation and argument."""
+        """Return one row for each tensor, named by module, operation and argument."""
         return [Row(row.name, row.bytes, source=row.line) for row in self.tensors]
 
     __repr__ = ledger_text
 
     def add_up(self, variables: Iterable[object]) -> None:
-        """Fill the lists.  variables: the caller's."""
-        provenance = self._origins
+        """Fill the lists ``saved``, ``unsaved`` and ``weights``.
+
+        Args:
+            variables: the variables of the functions that are running; tensors in them are the caller's, not the
+                module's.
+        """
+        provenance = self._provenance
         for storage, views in provenance.saved.items():
             first = next(iter(views.values()))
             kind, made_by = provenance.kind_of(storage, first.dtype, first.op), provenance.made_by(storage)
@@ -115,7 +123,7 @@ class Ledger:
 
 
 def sums_of(rows: Iterable[SavedTensor], kinds: Iterable[str]) -> dict[str, int]:
-    """Bytes of each kind that there is, in the order of ``kinds``."""
+    """Return the bytes of each kind that has any, in the order of ``kinds``."""
     sums = dict.fromkeys(kinds, 0)
     for row in rows:
         sums[row.kind] += row.bytes
@@ -126,10 +134,14 @@ def sums_of(rows: Iterable[SavedTensor], kinds: Iterable[str]) -> dict[str, int]
 def record(module: nn.Module, adds_up: bool = True) -> Iterator[Ledger]:
     """Record what stays alive for backward while the block runs ``module``'s forward pass.
 
-    Keep the output alive until the block ends: it holds the graph, and the graph holds the
-    tensors.  Works on any module, on real and on fake tensors, on any device, inside another
-    ``record`` too.  Hooks that are active outside the block pack as before.  adds_up: False where only names are
-    asked for, inside the block.
+    Keep the output alive until the block ends: it holds the graph, and the graph holds the tensors. Works on any
+    module, on real and on fake tensors, on any device, and inside another ``record``. Hooks that are active outside the
+    block pack as before.
+
+    Args:
+        adds_up: False leaves the ledger's lists empty, for callers that only ask for ``names_of`` inside the block.
+
+    Yields: the ledger, which is complete when the block ends.
     """
     provenance = ProvenanceTracker(OperationTracker(module))
     ledger = Ledger(provenance, next((p.device.type for p in module.parameters()), "cpu"))
@@ -144,7 +156,7 @@ def record(module: nn.Module, adds_up: bool = True) -> Iterator[Ledger]:
 
 
 def _locals_above() -> Iterator[object]:
-    """The variables of all functions that are running."""
+    """Yield the variables of all functions that are running."""
     frame = sys._getframe(1)
     while frame is not None:
         yield from list(frame.f_locals.values())
@@ -152,10 +164,15 @@ def _locals_above() -> Iterator[object]:
 
 
 def _shares(views: dict[tuple, SavedTensor], left: int) -> Iterator[tuple[SavedTensor, int, dict[str, Any]]]:
-    """Divide one storage's bytes, ``left``, among the views of it that were saved: each with its offset and its share.
+    """Divide the bytes of one storage among the views of it that were saved.
 
-    Each view gets the bytes of its elements, as far as the storage reaches.  Bytes that no view
-    covers are kept alive too, and get a line of their own.
+    Each view gets the bytes of its elements, as far as the storage reaches. Bytes that no view covers are kept alive
+    too, and get a row of their own.
+
+    Args:
+        left: the storage's bytes.
+
+    Yields: for each row its SavedTensor, its offset in the storage, and the fields to replace.
     """
     for (offset, *_), row in views.items():
         share = min(left, row.bytes)
@@ -171,33 +188,38 @@ def _shares(views: dict[tuple, SavedTensor], left: int) -> Iterator[tuple[SavedT
 def _unsaved(
     provenance: ProvenanceTracker, variables: Iterable[object]
 ) -> Iterator[tuple[torch.UntypedStorage, Provenance, str]]:
-    """Storages made in the block, alive and not saved, with their origin and their holder ("" if unknown).
+    """Yield the storages that were made in the block and are alive, but that autograd did not save.
 
-    Left out: what outermost modules were given or returned, and what was made outside of modules and is in one of
-    ``variables``; both are the caller's.
+    Left out are what outermost modules were given or returned, and what was made outside of modules and is in one of
+    ``variables``: both are the caller's.
+
+    Yields: the storage, its provenance, and who holds it ("" if unknown).
     """
     tracker = provenance.tracker
 
-    def left() -> list[tuple[torch.UntypedStorage, Provenance]]:
+    def unsaved() -> list[tuple[torch.UntypedStorage, Provenance]]:
         return [
             (storage, origin)
-            for storage, origin in provenance.found.items()
+            for storage, origin in provenance.origins.items()
             if origin.made and not origin.saved and storage not in tracker.outputs and storage.nbytes()
         ]
 
-    settled(lambda: len(left()))
-    found = [(storage, origin) for storage, origin in left() if storage not in tracker.inputs]
+    settled(lambda: len(unsaved()))
+    found = [(storage, origin) for storage, origin in unsaved() if storage not in tracker.inputs]
     if not all(origin.inside for _, origin in found):
         ours = (OperationTracker, ProvenanceTracker)
-        mine = {id(storage) for storage in storages_in([v for v in variables if not isinstance(v, ours)])}
-        found = [(storage, origin) for storage, origin in found if origin.inside or id(storage) not in mine]
+        callers = {id(storage) for storage in storages_in([v for v in variables if not isinstance(v, ours)])}
+        found = [(storage, origin) for storage, origin in found if origin.inside or id(storage) not in callers]
     texts = _holders([id(storage) for storage, _ in found], _text)
     for storage, origin in found:
         yield storage, origin, texts.get(id(storage), "")
 
 
 def _held_anyway(provenance: ProvenanceTracker) -> Iterator[tuple[torch.UntypedStorage, Tensor, str]]:
-    """Inputs and outputs of outermost modules that a ctx or a checkpoint holds although autograd did not save them."""
+    """Yield inputs and outputs of outermost modules that are held although autograd did not save them.
+
+    Yields: the storage, the tensor, and the ctx or the checkpoint that holds it, in words.
+    """
     tracker = provenance.tracker
     theirs = [reference() for reference in tracker.input_tensors + tracker.output_tensors]
     wanted = {
@@ -215,41 +237,46 @@ def _held_anyway(provenance: ProvenanceTracker) -> Iterator[tuple[torch.UntypedS
             yield *wanted[key], text
 
 
-#: How far from a tensor its holder is looked for: a list in a dict in a cache is three steps.
+#: How many references from a tensor its holder may be: a list in a dict in a cache is three steps.
 _STEPS = 6
 
 
 def _holders(storages: Collection[int], text_of: Callable[[Any], str]) -> dict[int, str]:
-    """What keeps each storage, by its id: the nearest object that ``text_of`` has words for, found by the garbage
-    collector.
+    """Find what keeps each storage: the nearest object that ``text_of`` has words for, found by the garbage collector.
 
-    It takes a look at every object of the process, if there are any storages.
+    It looks at every object of the process, unless ``storages`` is empty.
+
+    Args:
+        storages: the storages' ids.
+        text_of: describes an object; "" passes it over.
+
+    Returns: by a storage's id, the text of its holder.
     """
-    found: dict[int, str] = {}
+    texts: dict[int, str] = {}
     #: Objects of this step, and the storages that each leads to.
-    here: list[Any] = [
-        one
-        for one in (gc.get_objects() if storages else ())
-        if issubclass(type(one), Tensor) and id(storage_of(one)) in storages
+    objects: list[Any] = [
+        obj
+        for obj in (gc.get_objects() if storages else ())
+        if issubclass(type(obj), Tensor) and id(storage_of(obj)) in storages
     ]
-    leads_to = {id(tensor): {id(storage_of(tensor))} for tensor in here}
-    ours = {id(here), id(leads_to)}
+    leads_to = {id(tensor): {id(storage_of(tensor))} for tensor in objects}
+    ours = {id(objects), id(leads_to)}
     for _ in range(_STEPS):
-        above: list[Any] = []
-        for holder in gc.get_referrers(*here) if here else ():
+        holders: list[Any] = []
+        for holder in gc.get_referrers(*objects) if objects else ():
             if id(holder) in ours or isinstance(holder, (FrameType, type)):
                 continue
             before = leads_to.setdefault(id(holder), set())
             reached = {key for held in gc.get_referents(holder) for key in leads_to.get(id(held), ())}
-            reached -= found.keys() | before
+            reached -= texts.keys() | before
             if text := text_of(holder):
-                found.update(dict.fromkeys(reached, text))
+                texts.update(dict.fromkeys(reached, text))
             elif reached:
-                above.append(holder)
+                holders.append(holder)
                 before |= reached
-        ours.add(id(above))
-        here = above
-    return found
+        ours.add(id(holders))
+        objects = holders
+    return texts
 
 
 def _text(holder: Any) -> str:

@@ -1,8 +1,7 @@
 """Who is saving a tensor: the running module, the operation, the argument, the line of code.
 
-A saved-tensor hook is told nothing but the tensor.  It is called from inside the operation,
-though: OperationTracker keeps a stack of the torch functions, and of the autograd Functions, that
-are running, and reads the top of it.
+A saved-tensor hook is given nothing but the tensor. But it is called from inside the operation: OperationTracker keeps
+a stack of the torch functions, and of the autograd Functions, that are running, and reads the top of it.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ from actmem.keep import FUNCTIONS
 from actmem.ledger.storages import plain_tensors, replaced, storage_of, storages_in, storages_of, tensors_in
 from actmem.torch_private import node_running
 
-#: Frames in these folders are no line of the user's.
+#: The folders of torch and of this package: a frame in them is not the user's code.
 _NOT_THEIRS = tuple(os.path.dirname(file) + os.sep for file in (torch.__file__, __file__))
 UNKNOWN = "unknown"
 
 
 class RunningModules:
-    """The modules that run now, the innermost last, by the names that ``module`` has for its parts.
+    """The modules that are running, the innermost last, by the names that ``module`` has for its parts.
 
-    A part that is there under several names has the one by which the running module knows it.
+    A part that has several names gets the one by which the running module around it knows it.
     """
 
     def __init__(self, module: nn.Module):
@@ -48,28 +47,28 @@ class RunningModules:
 
     @property
     def name(self) -> str:
-        """Of the innermost, as ``named_modules`` has it; "" for the root, and if none runs."""
+        """Name of the innermost running module, as in ``named_modules``; "" for the root, and if none runs."""
         return self._running[-1][1] if self._running else ""
 
     @property
     def name_or_node(self) -> str:
-        """The same; in backward the node that runs, unless it runs the module."""
+        """Name of the innermost running module; in backward that of the autograd node, unless it runs the module."""
         node = node_running()
         return self.name if self._running and self._running[-1][2] == node else node
 
     def enter(self, part: nn.Module) -> None:
-        """``part`` begins."""
+        """Note that ``part`` begins to run."""
         names = self._parts_of[self._root]
-        found = names.get(id(part), type(part).__name__)
+        part_name = names.get(id(part), type(part).__name__)
         outer = next(((module, name) for module, name, _ in reversed(self._running) if id(module) in names), None)
         if outer is not None:
-            inner = self._parts_of.setdefault(id(outer[0]), _names_in(outer[0]))
-            if id(part) in inner:
-                found = ".".join(filter(None, (outer[1], inner[id(part)])))
-        self._running.append((part, found, node_running()))
+            names_in_outer = self._parts_of.setdefault(id(outer[0]), _names_in(outer[0]))
+            if id(part) in names_in_outer:
+                part_name = ".".join(filter(None, (outer[1], names_in_outer[id(part)])))
+        self._running.append((part, part_name, node_running()))
 
     def leave(self, part: nn.Module) -> None:
-        """``part`` ends.  A module that began before the recording is not among the running."""
+        """Note that ``part`` has ended. A module that began before the recording is not among the running ones."""
         while self._running and self._running.pop()[0] is not part:
             pass
 
@@ -79,7 +78,7 @@ def _names_in(module: nn.Module) -> dict[int, str]:
 
 
 def is_compiled(model: nn.Module) -> bool:
-    """Whether torch.compile was asked for, for the model or a module in it."""
+    """Return whether torch.compile was asked for, for the model or a module in it."""
     places = (
         place
         for module in model.modules()
@@ -91,12 +90,16 @@ def is_compiled(model: nn.Module) -> bool:
 class OperationTracker(TorchFunctionMode):
     """Follows the torch functions and the modules that run.
 
-    ``weights`` are the storages of the module's parameters and buffers; ``inputs`` and ``outputs`` those of what
-    outermost modules were given and returned, and ``input_tensors`` and ``output_tensors`` its tensors.
-    ``checkpoint_ran`` is True once one of torch's checkpoints ran, which can hold tensors out of sight of hooks.
+    Args:
+        module: the root, whose names for its parts are used.
+        follows_functions: False follows modules alone and needs no mode. In a mode torch compiles a checkpoint's second
+            run differently from its first.
 
-    follows_functions: False for modules alone, without a mode: under one torch compiles a checkpoint's second run
-    otherwise than its first.
+    Attributes:
+        weights: the storages of the module's parameters and buffers.
+        inputs, outputs: the storages of what outermost modules were given and returned.
+        input_tensors, output_tensors: the tensors in the same values, by weak references.
+        checkpoint_ran: True once one of torch's checkpoints ran, which can hold tensors that hooks don't see.
     """
 
     def __init__(self, module: nn.Module, follows_functions: bool = True):
@@ -169,7 +172,7 @@ class OperationTracker(TorchFunctionMode):
             self._operations.pop()
 
     def _seen(self, apply) -> classmethod:
-        """``apply`` of all autograd Functions, noted as an operation."""
+        """Wrap ``apply`` of all autograd Functions so that each call is on the stack of operations."""
 
         def run(cls, *args, **kwargs):
             self.checkpoint_ran |= cls.__module__ == torch.utils.checkpoint.__name__
@@ -185,33 +188,38 @@ class OperationTracker(TorchFunctionMode):
         return note
 
     def saver_of(self, tensor: Tensor) -> tuple[str, str, str]:
-        """Operation, argument and line of the call that is saving ``tensor`` right now.
+        """Return the operation, the argument and the line of the call that is saving ``tensor`` right now.
 
-        Call it from a saved-tensor hook.  A Function whose ``apply`` was looked up before this tracker
-        began (``square = Square.apply``) is not on the stack: then it is the one that handed
-        ``tensor`` over last, and the argument is "unknown".  So is an operation that nothing tells.
+        Call this from a saved-tensor hook. A Function whose ``apply`` was looked up before this tracker began
+        (``square = Square.apply``) is not on the stack. Then the operation is the Function that last called
+        ``save_for_backward``, if that was with ``tensor``, and the argument is "unknown". An operation that can't be
+        found is "unknown" too.
         """
         if self._operations:
             func, args, kwargs, frame = self._operations[-1]
-            says = args[-1] if func is FUNCTIONS["keep"] and args and isinstance(args[-1], str) else ""
-            return getattr(func, "__name__", UNKNOWN), says or _argument_of(tensor, args, kwargs), line_of(frame)
+            kept_name = args[-1] if func is FUNCTIONS["keep"] and args and isinstance(args[-1], str) else ""
+            return getattr(func, "__name__", UNKNOWN), kept_name or _argument_of(tensor, args, kwargs), line_of(frame)
         name, handed_over = self._handed_over
         line = line_of(sys._getframe(1))
         if storage_of(tensor) in handed_over:
             return name, UNKNOWN, line
-        if _in_checkpoint(sys._getframe(1)):
+        if in_checkpoint(sys._getframe(1)):
             self.checkpoint_ran = True
             return "checkpoint", "", line
         return UNKNOWN, "", line
 
 
 def kept_as(op: str, argument: str) -> str:
-    """The name under which ``keep`` saved a tensor, from ``saver_of``; "" if it had none, or if another operation
-    did."""
+    """Return the name under which ``keep`` saved a tensor; "" if it had none, or if another operation saved it.
+
+    Args:
+        op, argument: as ``OperationTracker.saver_of`` has them.
+    """
     return argument if op == FUNCTIONS["keep"].__name__ and not argument.isdigit() else ""
 
 
-def _in_checkpoint(frame: FrameType | None) -> bool:
+def in_checkpoint(frame: FrameType | None) -> bool:
+    """Whether one of torch's checkpoints runs in this frame or around it."""
     while frame is not None:
         if frame.f_code.co_filename == torch.utils.checkpoint.__file__:
             return True
@@ -220,7 +228,7 @@ def _in_checkpoint(frame: FrameType | None) -> bool:
 
 
 def line_of(frame: FrameType | None) -> str:
-    """File and line of the first frame from ``frame`` on that is the user's; "" if none is."""
+    """Return file and line of the first frame from ``frame`` on that is the user's code; "" if none is."""
     # One frame at a time: a list of them would hold this frame, and with it all their variables.
     while frame is not None:
         if not frame.f_code.co_filename.startswith(_NOT_THEIRS):
@@ -230,7 +238,7 @@ def line_of(frame: FrameType | None) -> str:
 
 
 def view_of(tensor: Tensor) -> tuple:
-    """What tells different views of one storage apart; a transposed one is not different."""
+    """Return a key that tells different views of one storage apart; a transposed view has the key of the original."""
     try:
         return tensor.storage_offset(), tuple(sorted(zip(tensor.stride(), tensor.shape)))
     except (RuntimeError, NotImplementedError):  # a strided nested tensor has no single shape
@@ -238,7 +246,7 @@ def view_of(tensor: Tensor) -> tuple:
 
 
 def _argument_of(tensor: Tensor, args: tuple, kwargs: dict) -> str:
-    """Which argument ``tensor`` is: the same view of the same storage, or else the same storage; "" if none is."""
+    """Return which argument ``tensor`` is: the same view, or else one with the same storage; "" if it is none."""
     storage, first = storage_of(tensor), ""
     for name, value in _named(args, kwargs) if storage is not None else ():
         for part in plain_tensors(value) if isinstance(value, Tensor) else ():

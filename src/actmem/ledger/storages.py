@@ -1,4 +1,6 @@
-"""What all counting needs: every tensor inside a value, its storages, their lifetimes, a replaced function."""
+"""What every count of bytes needs: the tensors inside a value, their storages, storages'
+lifetimes, replaced functions.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from actmem.torch_private import is_traceable_wrapper_subclass, no_dispatch_mode
 #: How deep ``tensors_in`` looks into objects that are no containers: a key-value cache is three deep.
 _DEEPEST = 6
 _NEVER_INSIDE = (nn.Module, ModuleType, FunctionType, type, str, bytes, int, float, torch.Generator)
-#: Of these it is known at once.
+#: Types of which it is known at once that no tensor is inside.
 _ATOMS = {int, float, bool, str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
 _PLAIN = (Tensor, nn.Parameter)
 #: The tensors that a sparse one consists of.
@@ -32,9 +34,12 @@ _SPARSE_PARTS = {
 
 
 def tensors_in(value: object, depth: int = _DEEPEST) -> Iterator[Tensor]:
-    """The tensors in nested lists, dicts, dataclasses and plain objects, each once.
+    """Yield the tensors in nested lists, dicts, dataclasses and plain objects, each once.
 
-    A key-value cache or a Hugging Face ModelOutput is such an object.  Modules are not looked into.
+    A key-value cache or a Hugging Face ModelOutput is such an object. Modules are not looked into.
+
+    Args:
+        depth: how many objects deep to look.
     """
     return _inside(value, depth, {})
 
@@ -60,10 +65,10 @@ def _inside(value: object, depth: int, seen: dict[int, object]) -> Iterator[Tens
 
 
 def plain_tensors(tensor: Tensor) -> list[Tensor]:
-    """The tensors that hold the data: ``tensor`` itself, the parts of a sparse one, or what a wrapper such as DTensor
-    wraps.
+    """Return the tensors that hold a tensor's data.
 
-    None if it can't be looked into.
+    They are ``tensor`` itself, the parts of a sparse one, or what a wrapper such as DTensor wraps. The list is empty if
+    ``tensor`` can't be looked into.
     """
     if type(tensor) in _PLAIN and tensor.layout is torch.strided:  # nearly all, and quickly
         return [tensor]
@@ -81,23 +86,26 @@ def plain_tensors(tensor: Tensor) -> list[Tensor]:
 
 
 def stored_parts(value: object, depth: int = _DEEPEST) -> list[tuple[torch.UntypedStorage, Tensor]]:
-    """The plain tensors in ``value``, each with its storage; those that have none of their own are left out."""
+    """Return the plain tensors in ``value``, each in a pair with its storage.
+
+    Tensors without a storage of their own are left out.
+    """
     parts = [part for tensor in tensors_in(value, depth) for part in plain_tensors(tensor)]
     return [(storage, part) for part in parts if (storage := storage_of(part)) is not None]
 
 
 def storages_in(value: object) -> list[torch.UntypedStorage]:
-    """The storages of all tensors in ``value``."""
+    """Return the storages of all tensors in ``value``."""
     return [storage for storage, _ in stored_parts(value)]
 
 
 def storages_of(*tensors: Tensor) -> WeakSet[torch.UntypedStorage]:
-    """The storages that hold the data of ``tensors``, held weakly."""
+    """Return the storages that hold the data of ``tensors``, in a set that holds them weakly."""
     return WeakSet(storages_in(tensors))
 
 
 def storage_of(value: object) -> torch.UntypedStorage | None:
-    """A tensor's storage; None for anything else, and for tensors without one of their own (DTensor, sparse)."""
+    """Return a tensor's storage; None for anything else, and for tensors without one of their own (DTensor, sparse)."""
     if type(value) not in _PLAIN and (not isinstance(value, Tensor) or is_traceable_wrapper_subclass(value)):
         return None
     try:
@@ -107,10 +115,15 @@ def storage_of(value: object) -> torch.UntypedStorage | None:
 
 
 class StorageLifetimes:
-    """Follows storages, held weakly, from when each is seen first until nothing refers to it.
+    """Follows storages, held weakly, from when each is first seen until nothing refers to it.
 
-    changed: called when one has another size, with its number, in the order of their births, and its bytes; with None
-    when it ends.  bytes: of all that are alive.  numbers: of those that are alive.
+    Args:
+        changed: called with a storage's number and its new bytes when its size changes, and with None for the bytes
+            when it ends. Numbers count the storages in the order in which they were first seen.
+
+    Attributes:
+        bytes: of all storages that are alive.
+        numbers: the number of each storage that is alive.
     """
 
     def __init__(self, changed: Callable[[int, int | None], object] = lambda number, size: None):
@@ -120,7 +133,7 @@ class StorageLifetimes:
         self.numbers: WeakKeyDictionary[torch.UntypedStorage, int] = WeakKeyDictionary()
 
     def begin(self, storage: torch.UntypedStorage) -> int:
-        """Follow a storage from now on, which is not followed yet; returns its number."""
+        """Follow a storage that is not followed yet; returns its number."""
         number, size = len(self._sizes), storage.nbytes()
         self.numbers[storage] = number
         self._sizes.append(size)
@@ -129,13 +142,13 @@ class StorageLifetimes:
         return number
 
     def resized(self, storage: torch.UntypedStorage) -> None:
-        """A storage may have another size now."""
+        """Note a storage's size, which may have changed."""
         number = self.numbers.get(storage)
         if number is not None and self._sizes[number] != storage.nbytes():
             self._change(number, storage.nbytes())
 
     def forget(self, storage: torch.UntypedStorage) -> None:
-        """Follow a storage no longer, as if it had ended."""
+        """Stop following a storage, as if it had ended."""
         if storage in self.numbers:
             self._change(self.numbers.pop(storage), None)
 
@@ -146,7 +159,7 @@ class StorageLifetimes:
 
 
 def shape_of(tensor: Tensor) -> tuple[int, ...]:
-    """The tensor's shape; of a strided nested tensor, which has no single one, its number of elements."""
+    """Return the tensor's shape; of a strided nested tensor, which has no single shape, the number of its elements."""
     try:
         return tuple(tensor.shape)
     except RuntimeError:
@@ -157,7 +170,8 @@ def shape_of(tensor: Tensor) -> tuple[int, ...]:
 def replaced(owner: object, name: str, make: Callable[[Callable], object]) -> Iterator[None]:
     """Replace ``owner.name`` by ``make(original)`` while the block runs.
 
-    owner: a module or a class; a static method stays one, and what a class inherits is inherited again.
+    Args:
+        owner: a module or a class. A static method stays one, and what a class inherits is inherited again afterwards.
     """
     own = vars(owner).get(name)
     original: Any = own or getattr(owner, name)
@@ -175,14 +189,17 @@ def replaced(owner: object, name: str, make: Callable[[Callable], object]) -> It
 
 @contextmanager
 def noting_states(note: Callable[[Tensor], object]) -> Iterator[None]:
-    """In the block, ``note`` gets each state of a generator, which no operation makes: torch's and ``recompute``'s."""
+    """In the block, call ``note`` with each random-number state that is read.
+
+    No operation returns such a state: torch's ``get_rng_state`` and ``recompute.generator_states`` do.
+    """
 
     def make(get_state):
         def noting(*args, **kwargs):
-            found = get_state(*args, **kwargs)
-            for state in tensors_in(found):
+            states = get_state(*args, **kwargs)
+            for state in tensors_in(states):
                 note(state)
-            return found
+            return states
 
         return noting
 
@@ -194,10 +211,10 @@ def noting_states(note: Callable[[Tensor], object]) -> Iterator[None]:
 
 
 def settled(count: Callable[[], int]) -> int:
-    """``count()``, once it no longer changes.
+    """Return ``count()`` once it no longer changes.
 
-    gloo's threads free a tensor a moment after its collective ends, so an immediate count can
-    include the last one.  It never misses one: a count of zero is right at once.
+    gloo's threads free a tensor a moment after its collective ends, so a count made at once can still include the last
+    tensor. It never misses one: a count of zero is right at once.
     """
     number = count()
     if number and dist.is_available() and dist.is_initialized() and dist.get_backend() == "gloo":

@@ -1,8 +1,8 @@
-"""One training step: the curve of live bytes, and the bill at its highest point, one line for each storage alive there.
+"""One training step: the curve of live bytes, and the bill at its peak, with one line for each storage alive there.
 
 A dispatch mode notes each operation's results, below autograd, and adds up what is alive after each: every storage has
-a life, from birth to death.  Memory that a kernel allocates and frees inside itself is not seen.  A storage's name is
-found out when the step is over: by then it is known whose gradient it became, or what autograd saved it for.
+a life, from birth to death. Memory that a kernel allocates and frees inside itself is not seen. A storage gets its name
+when the step is over: by then it is known whose gradient it became, or what autograd saved it for.
 """
 
 from __future__ import annotations
@@ -36,12 +36,17 @@ BILL_KINDS = (
 
 @dataclass
 class StepBill:
-    """What ``step`` saw.  peak_bytes: the most bytes alive after any operation; peak: its bill, whose bytes add up to
-    it.
+    """What ``step`` saw.
 
-    curve: live bytes after each operation.  phases: index in ``curve`` at which forward, backward and
-    the optimizer begin, in order.  lives: of each storage its line, its bytes from each moment on, at last 0 if it
-    died.
+    Attributes:
+        peak_bytes: the most bytes alive after any operation.
+        peak_at: the index of that peak in ``curve``.
+        peak: the bill, the storages alive at the peak; their bytes add up to ``peak_bytes``.
+        curve: live bytes after each operation.
+        phases: name of each phase (forward, backward, optimizer) and the index in ``curve`` at which it begins, in
+            order.
+        lives: for each storage its line, and pairs of an index in ``curve`` and its bytes from then on; the last has 0
+            bytes if the storage died.
     """
 
     peak_bytes: int = 0
@@ -52,12 +57,12 @@ class StepBill:
     lives: list[tuple[SavedTensor, list[tuple[int, int]]]] = field(default_factory=list)
 
     def by_kind(self) -> dict[str, int]:
-        """Bytes of each kind at the peak, in the order of ``BILL_KINDS``."""
+        """Return the bytes of each kind at the peak, in the order of ``BILL_KINDS``."""
         return sums_of(self.peak, BILL_KINDS)
 
     @property
     def peak_phase(self) -> str:
-        """The phase in which the peak lies."""
+        """Name of the phase in which the peak lies."""
         return next((name for name, start in reversed(self.phases) if start <= self.peak_at), "")
 
     __repr__ = bill_text
@@ -69,12 +74,17 @@ def step(
     loss: Callable[[Any], Tensor] | None = None,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> StepBill:
-    """Run one training step and find its peak: forward, backward, and the optimizer's step if there is one.
+    """Run one training step and find its peak: forward, backward, and the optimizer's step if there is an optimizer.
 
-    batch: as for ``census``: one argument, a tuple of positional or a dict of keyword ones.  loss: of the
-    model's output, a scalar; by default the output's ``loss`` if it has one, else the sum of its
-    first tensor.  Gradients stay.  Run a step before if optimizer states are to be there from the start.
-    Raises ConfigError if the loss is not one number that needs a gradient, or the optimizer asks for it again.
+    Gradients stay. To have optimizer states from the start, run one step before.
+
+    Args:
+        batch: the model's input, as for ``census``: a tuple of positional arguments, a dict of keyword arguments, or
+            any other value as the only argument.
+        loss: computes a scalar from the model's output. None: the output's ``loss`` if it has one, else the sum of its
+            first tensor.
+
+    Raises: ConfigError if the loss is not one number that needs a gradient, or if the optimizer needs a closure.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ConfigError("optimizer", "must step without a closure; LBFGS runs forward and backward again in one")
@@ -95,9 +105,9 @@ def _scalar(loss: Any) -> Tensor:
 
 
 def loss_of(output: Any) -> Tensor:
-    """The loss that an output carries, or else the sum of its first tensor of numbers that are no integers.
+    """Return the loss that an output carries, or else the sum of its first floating-point or complex tensor.
 
-    Raises ConfigError if it has none.
+    Raises: ConfigError if it has none of these.
     """
     carried = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(carried, Tensor):
@@ -114,46 +124,64 @@ def loss_of(output: Any) -> Tensor:
 def watch_step(
     model: nn.Module, optimizer: torch.optim.Optimizer | None = None, batch: Any = None
 ) -> Iterator[StepBill]:
-    """Watch whatever the block does, pipelines and several microbatches too; the bill is complete when it ends."""
-    bill, lives = StepBill(), Lives()
+    """Watch a training step that the block runs, of any form: a pipeline's, or one of several microbatches.
+
+    Args:
+        optimizer: its states and its ``step`` are then named as such.
+        batch: the tensors in it are named as inputs.
+
+    Yields: the bill, which is complete when the block ends.
+    """
+    bill, history = StepBill(), StepHistory()
     tracker = OperationTracker(model, follows_functions=not is_compiled(model))
-    provenance = ProvenanceTracker(tracker, lives.begin, lives.after)
-    lives.note_what_exists(model, optimizer, batch)
+    provenance = ProvenanceTracker(tracker, history.begin, history.after)
+    history.note_what_exists(model, optimizer, batch)
     with ExitStack() as stack:
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and parameter.is_leaf and not is_lazy(parameter):
                 # A hook that sees the gradient earlier would make autograd copy it.
                 hook = parameter.register_post_accumulate_grad_hook(
-                    lambda p, name=name: lives.known(p.grad, "gradient", name, "gradient")
+                    lambda p, name=name: history.label_storages(p.grad, "gradient", name, "gradient")
                 )
                 stack.callback(hook.remove)
         if optimizer is not None:
-            stack.enter_context(replaced(optimizer, "step", lives.during("optimizer")))
+            stack.enter_context(replaced(optimizer, "step", history.during("optimizer")))
         for function in ("backward", "grad"):
-            stack.enter_context(replaced(torch.autograd, function, lives.during("backward")))
-        stack.enter_context(replaced(torch.UntypedStorage, "resize_", lives.resizing))
+            stack.enter_context(replaced(torch.autograd, function, history.during("backward")))
+        stack.enter_context(replaced(torch.UntypedStorage, "resize_", history.resizing))
         stack.enter_context(provenance.watching())
-        lives.enter("forward")
-        lives.count()
+        history.enter("forward")
+        history.count()
         yield bill
-    lives.note_what_exists(model, optimizer, None)
-    lives.classify(provenance)
-    bill.curve = lives.curve
-    bill.phases = [(name, start) for name, start in lives.phases if start < len(lives.curve)]
-    bill.peak_bytes = max(lives.curve)
-    bill.peak_at = lives.curve.index(bill.peak_bytes)
-    bill.lives = [(life.line(), life.sizes) for life in lives.lives]
-    at_peak = [
-        replace(row, bytes=size)
-        for row, sizes in bill.lives
-        if (size := next((size for start, size in reversed(sizes) if start <= bill.peak_at), 0))
-    ]
+    history.note_what_exists(model, optimizer, None)
+    history.classify(provenance)
+    bill.curve = history.curve
+    bill.phases = [(name, start) for name, start in history.phases if start < len(history.curve)]
+    bill.peak_bytes = max(history.curve)
+    bill.peak_at = history.curve.index(bill.peak_bytes)
+    bill.lives = [(life.bill_line(), life.sizes) for life in history.lives]
+    alive = [(row, size_at(sizes, bill.peak_at)) for row, sizes in bill.lives]
+    at_peak = [replace(row, bytes=size) for row, size in alive if size]
     bill.peak = sorted(at_peak, key=lambda row: (BILL_KINDS.index(row.kind), -row.bytes))
 
 
+def size_at(sizes: list[tuple[int, int]], moment: int) -> int:
+    """Return the bytes at a moment, from pairs of a moment and the bytes from then on."""
+    return next((size for start, size in reversed(sizes) if start <= moment), 0)
+
+
 @dataclass
-class Life:
-    """One storage's life.  sizes: its bytes from each moment on; at last 0, if it died."""
+class StorageLife:
+    """One storage's life.
+
+    Attributes:
+        origin: how it came to be.
+        phase: the phase in which it was first seen.
+        sizes: pairs of a moment and its bytes from then on; the last has 0 bytes if it died.
+        label: kind, name and operation, if something named it; else None.
+        kind: its kind, if only a look at the storage could tell; else "".
+        is_output: whether an outermost module returned it.
+    """
 
     origin: Provenance
     phase: str
@@ -162,33 +190,34 @@ class Life:
     kind: str = ""
     is_output: bool = False
 
-    def line(self) -> SavedTensor:
-        """Its line on the bill; the bytes are the first."""
+    def bill_line(self) -> SavedTensor:
+        """Return its line on the bill, with the bytes that it had first."""
         kind, module, op, argument = _named(self)
         return SavedTensor(module, op, argument, self.origin.shape, self.origin.dtype, self.sizes[0][1], "", kind)
 
 
-class Lives:
-    """Every storage's birth and death, and the live bytes after every operation.
+class StepHistory:
+    """The life of every storage in a step, and the live bytes after every operation.
 
-    A moment is a place in ``curve``.  What is born or dies between two counts is there, or not, at the next one.
+    A moment is an index in ``curve``. What is born or dies between two counts is there, or gone, at the second.
     """
 
     def __init__(self) -> None:
-        self.lives: list[Life] = []  # by the storage's number
-        self.storages = StorageLifetimes(self._note_size)
+        self.lives: list[StorageLife] = []  # by the storage's number
+        self.lifetimes = StorageLifetimes(self._note_size)
         self.curve: list[int] = []
         self.phase = "before"
         self.phases: list[tuple[str, int]] = []
 
     def enter(self, phase: str) -> None:
+        """Begin a phase, unless it is the present one."""
         if phase != self.phase:
             self.phase = phase
             self.phases.append((phase, len(self.curve)))
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
-        """The phase of the block, or of each call of a function that this decorates."""
+        """Set the phase of the block, or of each call of a function that this decorates."""
         before = self.phase
         self.enter(phase)
         try:
@@ -198,71 +227,79 @@ class Lives:
 
     def count(self) -> None:
         """Note the bytes that are alive now: a new moment."""
-        self.curve.append(self.storages.bytes)
+        self.curve.append(self.lifetimes.bytes)
 
     def after(self, storages: list[torch.UntypedStorage]) -> None:
-        """An operation on these has ended."""
+        """Note sizes and live bytes after an operation on these storages has ended."""
         for storage in storages:
-            self.storages.resized(storage)
+            self.lifetimes.resized(storage)
         self.count()
 
     def begin(self, storage: torch.UntypedStorage, origin: Provenance) -> None:
-        """A storage is seen first."""
-        if storage not in self.storages.numbers:
-            self.lives.append(Life(origin, self.phase, [(len(self.curve), storage.nbytes())]))
-            self.storages.begin(storage)
+        """Begin the life of a storage, unless it is followed already."""
+        if storage not in self.lifetimes.numbers:
+            self.lives.append(StorageLife(origin, self.phase, [(len(self.curve), storage.nbytes())]))
+            self.lifetimes.begin(storage)
 
     def _note_size(self, number: int, size: int | None) -> None:
         self.lives[number].sizes.append((len(self.curve), size or 0))
 
     def resizing(self, resize: Callable) -> Callable:
-        """Storages can be resized below all operations, as FSDP and pipeline stages do."""
+        """Wrap ``resize`` so that it notes the new size: FSDP and pipeline stages resize storages
+        below all operations.
+        """
 
         def run(storage, size):
             result = resize(storage, size)
-            self.storages.resized(storage)
+            self.lifetimes.resized(storage)
             return result
 
         return run
 
-    def known(self, value: object, kind: str, name: str, op: str) -> None:
-        """All storages of ``value``, alive from now on at the latest, are ``kind``, called ``name``."""
+    def label_storages(self, value: object, kind: str, name: str, op: str) -> None:
+        """Give all storages of ``value`` a label, unless they have one, and follow them from now on at the latest.
+
+        Args:
+            kind: one of BILL_KINDS.
+            name: what the bill has as the module.
+            op: what the bill has as the operation.
+        """
         for storage, part in stored_parts(value):
             self.begin(storage, Provenance(False, op, module=name, shape=shape_of(part), dtype=part.dtype))
-            life = self.lives[self.storages.numbers[storage]]
+            life = self.lives[self.lifetimes.numbers[storage]]
             life.label = life.label or (kind, name, op)
 
     def note_what_exists(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, batch: Any) -> None:
-        """Weights, gradients, buffers, states and inputs."""
+        """Label the storages of weights, gradients, buffers, optimizer states and inputs."""
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         for name, parameter in model.named_parameters():
-            self.known(parameter, "weight", name, "parameter")
-            self.known(parameter.grad, "gradient", name, "gradient")
-            self.known(getattr(parameter, "main_grad", None), "main gradient", name, "main gradient")
+            self.label_storages(parameter, "weight", name, "parameter")
+            self.label_storages(parameter.grad, "gradient", name, "gradient")
+            self.label_storages(getattr(parameter, "main_grad", None), "main gradient", name, "main gradient")
         for name, buffer in model.named_buffers():
-            self.known(buffer, "buffer", name, "buffer")
+            self.label_storages(buffer, "buffer", name, "buffer")
         groups = optimizer.param_groups if optimizer is not None else ()
         for number, parameter in enumerate(p for group in groups for p in group["params"]):
             name = names.get(id(parameter), f"parameter {number} of the optimizer")
-            self.known(parameter, "optimizer state", name, "copy of the weight")
+            self.label_storages(parameter, "optimizer state", name, "copy of the weight")
             for key, state in optimizer.state.get(parameter, {}).items() if optimizer is not None else ():
-                self.known(state, "optimizer state", name, str(key))
-        self.known(batch, "input", "", "input")
+                self.label_storages(state, "optimizer state", name, str(key))
+        self.label_storages(batch, "input", "", "input")
 
     def classify(self, provenance: ProvenanceTracker) -> None:
-        """Kinds of what is alive, which only a look at its storage tells."""
-        for storage, number in list(self.storages.numbers.items()):
+        """Set the kinds of those storages alive whose kind only a look at the storage itself can tell."""
+        for storage, number in list(self.lifetimes.numbers.items()):
             life = self.lives[number]
             origin = life.origin
             life.is_output = storage in provenance.tracker.outputs
-            if storage in provenance.found and (
+            if storage in provenance.origins and (
                 origin.gathered or origin.made and (origin.copied_from or origin.constant)
             ):
                 life.kind = provenance.kind_of(storage, origin.dtype, origin.operation)
 
 
-def _named(life: Life) -> tuple[str, str, str, str]:
-    """Kind, module, operation and argument of one line of the bill."""
+def _named(life: StorageLife) -> tuple[str, str, str, str]:
+    """Return kind, module, operation and argument of one line of the bill."""
     origin = life.origin
     if life.label is not None:
         kind, name, op = life.label

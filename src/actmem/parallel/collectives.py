@@ -1,9 +1,9 @@
-"""All-reduce (sum and maximum); all-gather and reduce-scatter along dimension 0.
+"""All-reduce (sum and maximum), and all-gather and reduce-scatter along dimension 0.
 
-Dimension 0 is the sequence (activations are ``[s, b, h]``), so no collective needs a transpose before or after it.
-None writes to the caller's tensor unless told to; with one rank each returns its input, graph and all, not a copy.
-Otherwise the result is a new tensor without a graph: none is differentiable, see ``conjugates``.  Where a matmul can
-overlap it, a collective has a second form: ``start_…`` returns at once, the plain form waits.
+Dimension 0 is the sequence (activations are ``[s, b, h]``), so no collective needs a transpose before or after it. None
+writes to the caller's tensor unless told to. With one rank each returns its input itself, with its graph; with more
+ranks the result is a new tensor without a graph. So none is differentiable; ``conjugates`` has those that are. Where a
+matmul can overlap a collective there are two forms: ``start_…`` returns at once, the plain form waits.
 """
 
 from __future__ import annotations
@@ -21,16 +21,20 @@ torch_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.redu
 
 
 class Pending:
-    """A collective in progress.  ``wait()`` returns its result; on CUDA only the stream waits.
+    """A collective in progress. ``wait()`` returns its result; on CUDA only the stream waits.
 
-    parts: how many ranks' parts of the result arrive one after the other in ``result``, to be added up.
+    Args:
+        result: where the result arrives.
+        work: torch's handle; None if there is nothing to wait for.
+        parts: if more than 1, ``result`` receives the parts of so many ranks one after the other, and ``wait`` adds
+            them up.
     """
 
     def __init__(self, result: Tensor, work: dist.Work | None = None, parts: int = 1):
         self._result, self._work, self._parts = result, work, parts
 
     def wait(self) -> Tensor:
-        """The result, complete once the current stream reaches this point.  More calls give it again."""
+        """Return the result, complete once the current stream reaches this point. Further calls return it again."""
         if self._work is not None:
             self._work.wait()
             self._work = None
@@ -41,9 +45,11 @@ class Pending:
 
 
 def start_all_reduce(x: Tensor, tp: TensorParallel, *, in_place: bool = False, by=dist.ReduceOp.SUM) -> Pending:
-    """Start to sum ``x`` over the ranks, or to join it ``by`` another operation: any shape in, the same shape out.
+    """Start to sum ``x`` over the ranks: any shape in, the same shape out.
 
-    in_place: write the sum into ``x`` if it is contiguous, which saves a copy if nobody else reads ``x``.
+    Args:
+        in_place: write the sum into ``x`` if it is contiguous, which saves a copy if nobody else reads ``x``.
+        by: the operation in place of the sum.
     """
     if tp.size == 1:
         return Pending(x)
@@ -52,7 +58,7 @@ def start_all_reduce(x: Tensor, tp: TensorParallel, *, in_place: bool = False, b
 
 
 def all_reduce_max(x: Tensor, tp: TensorParallel) -> Tensor:
-    """The element-wise maximum over the ranks: any shape in, the same shape out."""
+    """Return the element-wise maximum over the ranks: any shape in, the same shape out."""
     return start_all_reduce(x, tp, by=dist.ReduceOp.MAX).wait()
 
 
@@ -67,10 +73,12 @@ def start_all_gather(x: Tensor, tp: TensorParallel) -> Pending:
 def start_reduce_scatter(x: Tensor, tp: TensorParallel) -> Pending:
     """Start to sum over the ranks and keep this rank's part: ``[s, …]`` in, ``[s/t, …]`` out.
 
-    Over gloo torch's is an all-reduce of the whole tensor that discards the other ranks' parts: twice the bytes, and
-    more than twice the time.  Here each rank sends every other rank the part that it keeps, and sums what
-    arrives: (t-1)/t of the tensor from each rank, as around a ring.  It is one operator of torch's dispatcher,
+    Over gloo, torch's reduce-scatter is an all-reduce of the whole tensor that discards the other ranks' parts: twice
+    the bytes, and more than twice the time. Here each rank sends every other rank the part that the other keeps, and
+    sums what arrives: (t-1)/t of the tensor from each rank, as around a ring. It is one operator of torch's dispatcher,
     so that a tool that counts collectives there sees a reduce-scatter and not the all-to-all inside.
+
+    Raises: ValueError if t does not divide dimension 0.
     """
     if tp.size == 1:
         return Pending(x)
@@ -85,16 +93,20 @@ def start_reduce_scatter(x: Tensor, tp: TensorParallel) -> Pending:
 
 
 def all_reduce(x: Tensor, tp: TensorParallel, *, in_place: bool = False) -> Tensor:
-    """Sum over the ranks: any shape in, the same shape out.  in_place: ``x`` has the sum, whatever its strides."""
+    """Sum ``x`` over the ranks: any shape in, the same shape out.
+
+    Args:
+        in_place: write the sum into ``x``, whatever its strides, and return ``x``.
+    """
     result = start_all_reduce(x, tp, in_place=in_place).wait()
     return result if not in_place else x if x.is_contiguous() else x.copy_(result)
 
 
 def all_gather(x: Tensor, tp: TensorParallel) -> Tensor:
-    """Join shards along dimension 0: ``[s/t, …]`` in, ``[s, …]`` out."""
+    """Join the ranks' shards along dimension 0: ``[s/t, …]`` in, ``[s, …]`` out."""
     return start_all_gather(x, tp).wait()
 
 
 def reduce_scatter(x: Tensor, tp: TensorParallel) -> Tensor:
-    """Sum, then keep one part of dimension 0: ``[s, …]`` in, ``[s/t, …]`` out."""
+    """Sum over the ranks, then keep this rank's part of dimension 0: ``[s, …]`` in, ``[s/t, …]`` out."""
     return start_reduce_scatter(x, tp).wait()

@@ -21,29 +21,42 @@ from actmem.parallel.groups import TensorParallel
 
 
 def f(x: Tensor, tp: TensorParallel) -> Tensor:
-    """Enter a tensor-parallel block: ``[s, b, h]``, replicated, in and out; keeps 0 bytes."""
+    """Enter a tensor-parallel block: identity forward, all-reduce backward.
+
+    ``[s, b, h]``, replicated, in and out. Saves nothing.
+    """
     return _F.apply(x, tp)
 
 
 def f_bar(x: Tensor, tp: TensorParallel) -> Tensor:
-    """Leave a tensor-parallel block: ``[s, b, h]`` partial over t in, summed out; keeps 0 bytes."""
+    """Leave a tensor-parallel block: all-reduce forward, identity backward.
+
+    In: ``[s, b, h]``, a partial sum on each of the t ranks. Out: the whole sum, replicated. Saves nothing.
+    """
     return _FBar.apply(x, tp, False)
 
 
 def g(x: Tensor, tp: TensorParallel) -> Tensor:
-    """Gather the sequence: ``[s/t, b, h]`` in, ``[s, b, h]`` out; keeps 0 bytes."""
+    """Gather the sequence: all-gather forward, reduce-scatter backward.
+
+    ``[s/t, b, h]`` in, ``[s, b, h]`` out. Saves nothing.
+    """
     return _G.apply(x, tp)
 
 
 def g_bar(x: Tensor, tp: TensorParallel) -> Tensor:
-    """Sum and scatter the sequence: ``[s, b, h]`` partial over t in, ``[s/t, b, h]`` out; keeps 0 bytes."""
+    """Sum and scatter the sequence: reduce-scatter forward, all-gather backward.
+
+    In: ``[s, b, h]``, a partial sum on each of the t ranks. Out: the sum's shard, ``[s/t, b, h]``. Saves nothing.
+    """
     return _GBar.apply(x, tp)
 
 
 def f_or_g(x: Tensor, tp: TensorParallel) -> Tensor:
     """Enter a block: g under sequence parallelism, else f.
 
-    Of the linears only the plain form calls it: ``linear._ColumnParallel`` gathers on its own.
+    Of the linears only the plain form (``keep_gathered_input``) calls it; ``linear._ColumnParallel`` gathers on its
+    own.
     """
     return g(x, tp) if tp.sequence_parallel else f(x, tp)
 
@@ -51,7 +64,7 @@ def f_or_g(x: Tensor, tp: TensorParallel) -> Tensor:
 def f_bar_or_g_bar(x: Tensor, tp: TensorParallel) -> Tensor:
     """Leave a block: ḡ under sequence parallelism, else f̄ in place.
 
-    In place: nothing else may read x, and the operation that made it may not have saved it.
+    f̄ writes into x, so nothing else may read x, and the operation that made x may not have saved it.
     """
     if tp.size == 1:
         return x
@@ -66,7 +79,7 @@ class _F(Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor):
-        # Every rank used the whole of x for its own slice of the matmul: x's gradient is the sum of what they found.
+        # Every rank used all of x for its own slice of the matmul: x's gradient is the sum of the ranks' gradients.
         return f_bar(grad, ctx.tp), None
 
 
@@ -105,7 +118,8 @@ class _GBar(Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor):
-        # Each rank has the gradient of its own tokens; its partial sum reached all tokens, so it needs all of it.
+        # Each rank has the gradient of its own tokens.  Its partial sum went into all tokens, so it needs the gradient
+        # of all of them.
         return g(grad, ctx.tp), None
 
 

@@ -13,9 +13,15 @@ from actmem.config import ConfigError
 class TensorParallel:
     """A tensor-parallel group: its process group, the number of ranks t, and this rank.
 
-    sequence_parallel: layer norms, dropouts and residuals hold s/t tokens on each rank.  keep_gathered_input: the
-    plain form of it, for comparison, which saves the gathered input of every column-parallel linear.  Copies of a
-    module share its group, which can't be saved: save ``module.state_dict()``.
+    Copies of a module share its group, which can't be saved: save ``module.state_dict()``.
+
+    Args:
+        group: the process group; None: all ranks.
+        size: t.
+        rank: this rank's number in the group, from 0.
+        sequence_parallel: layer norms, dropouts and residuals hold s/t tokens on each rank.
+        keep_gathered_input: the plain form of sequence parallelism, for comparison, which saves the gathered input of
+            every column-parallel linear.
     """
 
     group: dist.ProcessGroup | None = None
@@ -26,7 +32,7 @@ class TensorParallel:
 
     @property
     def sequence_parts(self) -> int:
-        """Into how many shards the sequence is split between the blocks: t under sequence parallelism, else 1."""
+        """Number of shards of the sequence between the blocks: t under sequence parallelism, else 1."""
         return self.size if self.sequence_parallel else 1
 
     def __deepcopy__(self, memo: dict) -> TensorParallel:
@@ -36,9 +42,9 @@ class TensorParallel:
 def tensor_parallel(
     group: dist.ProcessGroup | None = None, *, sequence_parallel: bool = False, keep_gathered_input: bool = False
 ) -> TensorParallel:
-    """Describe ``group`` (default: all ranks) from this rank.  Needs an initialised process group.
+    """Describe ``group`` (default: all ranks) from this rank. It needs an initialised process group.
 
-    Raises ConfigError if this rank is not in the group.
+    Raises: ConfigError if this rank is not in the group.
     """
     group = group or dist.group.WORLD
     size, rank = dist.get_world_size(group), dist.get_rank(group)

@@ -1,7 +1,7 @@
-"""The linears of tensor parallelism, and the gradients that a rank finds only a part of.
+"""The linears of tensor parallelism, and the gradients of which a rank computes only a part.
 
-Column and row speak of A in Y = XA.  torch stores Aᵀ, ``[out, in]``, so a column-parallel
-weight is sharded along dimension 0 of ``weight`` and a row-parallel one along dimension 1.
+Column and row refer to A in Y = XA. torch stores Aᵀ, ``[out, in]``, so a column-parallel weight is sharded along
+dimension 0 of ``weight`` and a row-parallel one along dimension 1.
 """
 
 from __future__ import annotations
@@ -26,18 +26,23 @@ from actmem.parallel.weights import ParallelModule, Part, mark_partial_gradient,
 class ColumnParallelLinear(ParallelModule):
     """Y = XA + bias with A sharded by columns: this rank computes ``out_features / t`` columns of Y.
 
-    In: ``[s, b, in]`` replicated, or ``[s/t, b, in]`` under sequence parallelism.  Out: ``[s, b, out/t]``.  Keeps its
-    input as given, e·sb·in bytes or 1/t of that, and nothing if the weight is frozen; the plain form
-    (``keep_gathered_input``) keeps the gathered input, e·sb·in.  seed: see ``weights.draw_normal``.  Raises ConfigError
-    if t does not divide ``out_features``.  Source: 2205.05198 section 4.2, figures 4 to 6.
+    Args:
+        seed: of the weight; see ``weights.draw_normal``.
+
+    Args of ``forward``: ``[s, b, in]`` replicated, or ``[s/t, b, in]`` under sequence parallelism.
+    Returns: ``[s, b, out/t]``.
+    Saves: its input as given, e·sb·in bytes or 1/t of that, and nothing if the weight is frozen. The plain form
+        (``keep_gathered_input``) saves the gathered input, e·sb·in.
+    Raises: ConfigError if t does not divide ``out_features``.
+    Source: 2205.05198 section 4.2, figures 4 to 6.
     """
 
     def __init__(self, in_features: int, out_features: int, tp: TensorParallel, *, seed: int | None = None, **factory):
         super().__init__()
         self.tp = tp
-        each = check_divides("out_features", out_features, "tensor_parallel_size", tp.size)
-        self.weight = own_weight(tp, seed, each, in_features, dim=0, **factory)
-        bias: Any = nn.Parameter(torch.zeros(each, **factory))
+        shard_size = check_divides("out_features", out_features, "tensor_parallel_size", tp.size)
+        self.weight = own_weight(tp, seed, shard_size, in_features, dim=0, **factory)
+        bias: Any = nn.Parameter(torch.zeros(shard_size, **factory))
         bias.partition_dim = 0
         self.bias = bias
 
@@ -46,10 +51,18 @@ class ColumnParallelLinear(ParallelModule):
 
 
 def column_parallel(x: Tensor, tp: TensorParallel, *weights: Tensor, bias: Tensor | None = None) -> tuple[Tensor, ...]:
-    """Column-parallel matmuls of one input: ``[s/t, b, in]`` or ``[s, b, in]`` to ``[s, b, out/t]`` each.
+    """Multiply one input by several column-parallel weights (Q, K and V; gate and up).
 
-    One gather, one reduction, and the input kept once, as given; nothing if all weights are frozen.  Raises
-    ConfigError on a bias with several weights.
+    Forward gathers once for all weights (under sequence parallelism), and backward reduces once.
+
+    Args:
+        x: ``[s, b, in]`` replicated, or ``[s/t, b, in]`` under sequence parallelism.
+        weights: each ``[out/t, in]``, this rank's shard.
+        bias: ``[out/t]``, with a single weight only.
+
+    Returns: one ``[s, b, out/t]`` for each weight.
+    Saves: the input once, as given; nothing if all weights are frozen.
+    Raises: ConfigError on a bias with several weights.
     """
     if bias is not None and len(weights) > 1:
         raise ConfigError("bias", f"belongs to a single weight, got {len(weights)} weights")
@@ -62,7 +75,7 @@ def column_parallel(x: Tensor, tp: TensorParallel, *weights: Tensor, bias: Tenso
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype:
-    """The dtype in which autocast would run a linear on ``x``; its own dtype without autocast."""
+    """Return the dtype in which autocast would run a linear on ``x``; without autocast, the dtype of ``x``."""
     device = x.device.type
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device) and x.dtype is not torch.float64:
         return torch.get_autocast_dtype(device)
@@ -72,16 +85,23 @@ def autocast_dtype(x: Tensor) -> torch.dtype:
 class RowParallelLinear(ParallelModule):
     """Y = XA + bias with A sharded by rows: each rank computes a partial sum of Y, and the ranks add up.
 
-    In: ``[s, b, in/t]``.  Out: ``[s, b, out]``, or ``[s/t, b, out]`` under sequence parallelism.  The bias is added
-    once, after the sum.  Keeps its input, e·sb·in/t bytes, and nothing if the weight is frozen.  seed and errors: as
-    above.  Source: 2205.05198 section 4.2, figures 4 to 6.
+    The bias is added once, after the sum.
+
+    Args:
+        seed: of the weight; see ``weights.draw_normal``.
+
+    Args of ``forward``: ``[s, b, in/t]``.
+    Returns: ``[s, b, out]``, or ``[s/t, b, out]`` under sequence parallelism.
+    Saves: its input, e·sb·in/t bytes, and nothing if the weight is frozen.
+    Raises: ConfigError if t does not divide ``in_features``.
+    Source: 2205.05198 section 4.2, figures 4 to 6.
     """
 
     def __init__(self, in_features: int, out_features: int, tp: TensorParallel, *, seed: int | None = None, **factory):
         super().__init__()
         self.tp = tp
-        each = check_divides("in_features", in_features, "tensor_parallel_size", tp.size)
-        self.weight = own_weight(tp, seed, out_features, each, dim=1, **factory)
+        shard_size = check_divides("in_features", in_features, "tensor_parallel_size", tp.size)
+        self.weight = own_weight(tp, seed, out_features, shard_size, dim=1, **factory)
         self.bias = mark_partial_gradient(nn.Parameter(torch.zeros(out_features, **factory)), tp)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -127,7 +147,7 @@ class _ColumnParallel(Function):
             reduction = start_reduce_scatter(partial, tp)
         elif partial is not None:
             reduction = start_all_reduce(partial, tp, in_place=True)
-        # An input that is a view is laid out in order once, for all weights.
+        # If the input is a view, one contiguous copy serves all weights.
         rows: Any = as_rows(full) if any(needs_weights) else None
         grads = tuple(map(as_rows, grads))
         grad_weights = [grad.t() @ rows if need else None for grad, need in zip(grads, needs_weights)]
@@ -137,7 +157,7 @@ class _ColumnParallel(Function):
 
 
 def _input_gradient(grads: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
-    """The sum over the matmuls, added up in one tensor."""
+    """Return the input's gradient: the sum over the matmuls, added up in one tensor."""
     # Under autocast the matmuls ran in another dtype than the weights have.
     weights = [weight.to(grads[0].dtype) for weight in weights]
     total = grads[0] @ weights[0]
@@ -147,17 +167,17 @@ def _input_gradient(grads: Sequence[Tensor], weights: Sequence[Tensor]) -> Tenso
 
 
 def as_rows(x: Tensor) -> Tensor:
-    """``[…, n]`` as ``[rows, n]``, a view if x is contiguous; ``[n]`` is one row."""
+    """Return ``[…, n]`` as ``[rows, n]``, a view if x is contiguous; ``[n]`` becomes one row."""
     return x.reshape(-1, x.shape[-1])
 
 
 @torch.no_grad()
 def reduce_partial_gradients(module: nn.Module, tp: TensorParallel) -> None:
-    """All-reduce the gradients that are partial on each rank, or the main gradients: once an iteration, after backward.
+    """All-reduce the gradients that are partial on each rank. Call it once an iteration, after backward.
 
-    These are the gradients that ``mark_partial_gradient`` marked, and those of key and value heads that several ranks
-    hold.  One all-reduce for each dtype: a rank adds its part of such heads to zeros for all heads, so no further
-    process group is needed.
+    It reduces ``main_grad`` where a parameter has one, else ``grad``, of the parameters that ``mark_partial_gradient``
+    marked and of key and value heads that several ranks hold. It runs one all-reduce for each dtype. For such heads a
+    rank adds its part to zeros for all heads, so no further process group is needed.
     """
     if tp.size == 1:
         return
@@ -169,20 +189,25 @@ def reduce_partial_gradients(module: nn.Module, tp: TensorParallel) -> None:
             by_dtype.setdefault(grad.dtype, []).append((grad, part))
     for pairs in by_dtype.values():
         sizes = [part.size * grad.numel() for grad, part in pairs]
-        every = pairs[0][0].new_zeros(sum(sizes))
-        mine = [zeros.chunk(part.size)[part.rank] for zeros, (_, part) in zip(every.split(sizes), pairs)]
-        for own, (grad, _) in zip(mine, pairs):
-            own.copy_(grad.flatten())
-        all_reduce(every, tp, in_place=True)
-        for own, (grad, _) in zip(mine, pairs):
-            grad.copy_(own.view_as(grad))
+        all_gradients = pairs[0][0].new_zeros(sum(sizes))
+        own_parts = [zeros.chunk(part.size)[part.rank] for zeros, (_, part) in zip(all_gradients.split(sizes), pairs)]
+        for own_part, (grad, _) in zip(own_parts, pairs):
+            own_part.copy_(grad.flatten())
+        all_reduce(all_gradients, tp, in_place=True)
+        for own_part, (grad, _) in zip(own_parts, pairs):
+            grad.copy_(own_part.view_as(grad))
 
 
 def load_dense(module: nn.Module, dense: dict[str, Tensor], tp: TensorParallel, *, strict: bool = True) -> None:
     """Copy this rank's part of an unsharded state dict into a sharded module, name by name.
 
-    Raises ConfigError, before anything is copied, on a missing name, a tensor of another shape, and unless
-    strict=False on a name that the module doesn't have: a pipeline stage loads its part of a whole model so.
+    Args:
+        dense: the unsharded tensors by the names of the module's parameters.
+        strict: False accepts names that the module doesn't have, as a pipeline stage does that loads its part of a
+            model.
+
+    Raises: ConfigError on a missing name, on a tensor of another shape, and if ``strict`` on a name that the module
+        doesn't have. Nothing has been copied then.
     """
     parameters = dict(module.named_parameters())
     if strict and (unknown := dense.keys() - parameters.keys()):
@@ -203,7 +228,7 @@ def load_dense(module: nn.Module, dense: dict[str, Tensor], tp: TensorParallel, 
 
 
 def shard(full: Tensor, partition_dim: int | None, part: Part | TensorParallel) -> Tensor:
-    """This rank's part of an unsharded parameter or gradient; all of it if it is replicated."""
+    """Return this rank's part of an unsharded parameter or gradient; all of it if ``partition_dim`` is None."""
     return full if partition_dim is None else full.chunk(part.size, dim=partition_dim)[part.rank]
 
 

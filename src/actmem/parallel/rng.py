@@ -25,41 +25,54 @@ from actmem.torch_private import backward_pass
 class DropoutStreams:
     """Two random-number generators on one device, both seeded from ``seed``.
 
-    replicated: draws the same numbers on all ranks of the group, if ``seed`` is the same there.
-    sharded: draws different numbers on each rank.  between_blocks: the one for what lies between a layer's blocks,
-    where after f_bar every rank has all tokens, after g_bar only its own.  data_parallel_rank: which copy of the model
-    this is; the copies read different samples, so each draws numbers of its own.  A deep copy goes on with the same
-    numbers as the original: give layers that stand in one model streams or seeds of their own.
+    A deep copy goes on with the same numbers as the original, so give each layer of a model streams or a seed of its
+    own.
+
+    Args:
+        seed: the same on all ranks of the group.
+        data_parallel_rank: which copy of the model this is. The copies read different samples, so each draws other
+            numbers.
+
+    Attributes:
+        replicated: draws the same numbers on all ranks of the group.
+        sharded: draws different numbers on each rank.
+        between_blocks: the one of the two for what lies between a layer's blocks, where after f_bar every rank has all
+            tokens, and after g_bar only its own.
     """
 
     def __init__(
         self, seed: int, tp: TensorParallel, device: torch.device | str = "cpu", *, data_parallel_rank: int = 0
     ):
         device = "cpu" if torch.device(device).type == "meta" else device  # without values nothing is drawn
-        # A hash, or the streams of two seeds would meet, and a number in it, as a CPU's generator uses 32 bits: some of
-        # 8,192 hashes would meet there.
+        # A hash, so that two seeds don't lead to the same stream.  The ranks' numbers are added to it, not hashed: a
+        # CPU's generator uses 32 bits, in which some of 8,192 hashes would be equal.
         first = child_seed(seed, "dropout") + data_parallel_rank * (tp.size + 1)
         seeds = first, first + 1 + tp.rank
         self.replicated, self.sharded = (torch.Generator(device).manual_seed(one) for one in seeds)
         self.between_blocks = self.sharded if tp.sequence_parallel else self.replicated
 
 
-#: Forward passes of one mask whose backward may be still to come.
+#: How many forward passes a DropoutMask remembers whose backward may be still to come.
 _REMEMBERED = 1024
 
 
 class DropoutMask(nn.Module):
     """Draws a dropout mask and keeps it for backward; ``Mask.drop`` applies it later.
 
-    A layer draws the mask before the matmul whose output it drops: a checkpoint has then seen everything
-    that backward reads, and its second run can stop before that product.
+    A layer draws the mask before the matmul to whose output it is applied: a checkpoint has then seen everything that
+    backward reads, and its second run can stop before that matmul.
 
-    In: a tensor of the mask's shape (only shape and device are read), and a name for the mask in ``terms``, which may
-    drop it: its recipe draws it again.  Keeps 1 byte an element; draws and keeps nothing for p = 0 or after ``eval()``.
-    p is rounded to 1/65536, and the scale with it: on a CPU one 64-bit draw then makes four decisions, several times
-    faster than a draw for each.  Raises ConfigError unless 0 <= p < 1, and on a GPU for a dropped mask of torch's
-    default generator (None), which can't draw it again.  Raises RuntimeError in backward, where a checkpoint that does
-    not put the generator back runs it again.
+    Args:
+        p: the probability of a dropped element, rounded to a multiple of 1/65536, and the scale with it: on a CPU one
+            64-bit draw then decides four elements, several times faster than a draw for each.
+        generator: what to draw from; None: torch's default generator.
+
+    Args of ``forward``: a tensor of the mask's shape (only its shape and device are read), and a name for the mask in
+        ``terms``, which may drop the mask: its recipe draws it again.
+    Returns: a Mask.
+    Saves: 1 byte an element. For p = 0 and after ``eval()`` it draws and saves nothing.
+    Raises: ConfigError unless 0 <= p < 1, and on a GPU if a mask is to be dropped whose generator is None, which can't
+        draw it again. RuntimeError in backward, if a checkpoint that does not put the generator back runs it again.
     """
 
     def __init__(self, p: float, generator: torch.Generator | None):
@@ -67,7 +80,7 @@ class DropoutMask(nn.Module):
         if type(p) not in (int, float) or not 0 <= p < 1:
             raise ConfigError("p", f"must be at least 0 and less than 1, got {shown(p)}")
         self.num_dropped, self.generator = min(round(p * 2**16), 2**16 - 1), generator
-        #: Of forward passes, whether each dropped, and its seed, or the digest of the generator's state.
+        #: For each forward pass, whether it was in training, and its seed, or the digest of the generator's state.
         self._passes: deque[tuple[bool, int]] = deque(maxlen=_REMEMBERED)
 
     @stays_eager
@@ -86,17 +99,17 @@ class DropoutMask(nn.Module):
             self._check_second_run(seed)
             mask = terms(term, partial(_draw_on_cpu, like.shape, kept_share, seed))
         else:
-            again = term in terms.dropped and term not in terms.stored
-            if self.generator is None and again:
+            is_dropped = term in terms.dropped and term not in terms.stored
+            if self.generator is None and is_dropped:
                 raise ConfigError("generator", f"must be given to draw {term!r} again")
             draw = partial(_draw_in_one_pass, like.shape, like.device, kept_share)
             # A GPU's state has 16 bytes, on the host: reading them waits for nothing.
-            state = self.generator.get_state().tolist() if self.generator and again else None
+            state = self.generator.get_state().tolist() if self.generator and is_dropped else None
             mask = terms.add(term, draw(self.generator), partial(draw, None, state))
         return Mask(mask, 1 / kept_share, keep(mask) if torch.is_grad_enabled() else None)
 
     def _check_second_run(self, drawn_from: int) -> None:
-        """In backward, raise RuntimeError unless a forward pass has done the same here."""
+        """Note a forward pass; in backward, raise RuntimeError unless a noted forward pass drew from the same state."""
         this = self.training, drawn_from
         if backward_pass() < 0:
             self._passes.append(this)
@@ -122,16 +135,19 @@ def _draw_in_one_pass(shape, device, kept_share: float, generator, state: list |
 
 
 class Mask:
-    """A drawn mask, to be applied once.  After ``drop`` only autograd holds it."""
+    """A drawn mask, to be applied once. After ``drop`` only autograd holds it."""
 
     def __init__(self, mask: Tensor | None, scale: float, kept: Kept | None):
         self._mask, self._scale, self._kept, self._dropped = mask, scale, kept, False
 
     @stays_eager
     def drop(self, x: Tensor, terms: NamedForward = KEEP_ALL, term: str = "dropped") -> Tensor:
-        """``x`` with the unmasked elements set to 0 and the others scaled by 1/(1−p); ``term`` in ``terms``.
+        """Return ``x`` with the masked elements set to 0 and the others scaled by 1/(1−p).
 
-        Raises RuntimeError the second time: draw another mask for another tensor.
+        Args:
+            term: the result's name in ``terms``.
+
+        Raises: RuntimeError the second time: draw another mask for another tensor.
         """
         if self._dropped:
             raise RuntimeError("drop: this mask has been used; draw one for each tensor that is dropped")
@@ -161,7 +177,7 @@ def _drop(x: Tensor, mask: Tensor, scale: float) -> Tensor:
     if x.device.type == "cpu":
         # torch turns bytes into floats with vector instructions, bools one by one.
         return mask.view(torch.uint8).to(x.dtype).mul_(x).mul_(scale)
-    # Written for gradients, but it is the same product, in a single kernel.
+    # torch made this kernel for dropout's gradient, but forward computes the same product.
     return torch.ops.aten.native_dropout_backward(x, mask, scale)
 
 

@@ -22,15 +22,20 @@ from actmem.torch_private import assert_async
 
 
 class VocabParallelEmbedding(ParallelModule):
-    """Word vectors, ``weight`` ``[v/t, h]``.  seed: see ``weights.draw_normal``.
-
-    In: token ids ``[s, b]``.  Out: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.
-    Keeps a 4-byte copy of the ids, 4sb bytes.  Raises ConfigError if t does not divide v, or if
-    an id is not in 0 … v − 1 (on a GPU: a device-side assertion, which does not synchronise).
+    """Word vectors with the vocabulary sharded over the ranks: ``weight`` is ``[v/t, h]``.
 
     Set ``embedding.sparse = True``, as torch's ``nn.Embedding`` has it, and the weight's gradient is sparse: one row of
-    h for each of the sb ids, where a dense one takes [v/t, h] in every microbatch.  ``use_main_gradients`` adds it to
+    h for each of the sb ids, where a dense one takes [v/t, h] in every microbatch. ``use_main_gradients`` adds it to
     the dense ``main_grad``.
+
+    Args:
+        seed: of the weight; see ``weights.draw_normal``.
+
+    Args of ``forward``: token ids ``[s, b]``.
+    Returns: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.
+    Saves: a 4-byte copy of the ids, 4sb bytes.
+    Raises: ConfigError if t does not divide v, or if an id is not in 0 … v − 1 (on a GPU a device-side assertion, which
+        does not synchronise).
     """
 
     sparse = False
@@ -47,14 +52,14 @@ class VocabParallelEmbedding(ParallelModule):
 
 
 class _Lookup(Function):
-    """This rank's rows for the ids it holds, zeros for the others: a partial sum over t."""
+    """Looks up this rank's rows for the ids that it holds, and zeros for the others: a partial sum over t."""
 
     @staticmethod
     def forward(ctx, ids: Tensor, weight: Tensor, tp: TensorParallel, sparse: bool) -> Tensor:
         ctx.save_for_backward(ids)
         ctx.tp, ctx.num_rows, ctx.sparse = tp, weight.shape[0], sparse
         rows, mine = own_rows(ids, ctx.num_rows, tp)
-        # Written over, not multiplied: a row that is no number must not reach other words.
+        # Written over with 0, not multiplied by 0: NaN in one row of the embedding must not reach other words.
         return F.embedding(rows, weight).masked_fill_(~mine.unsqueeze(-1), 0)
 
     @staticmethod
@@ -72,17 +77,22 @@ class _Lookup(Function):
 
 
 def own_rows(ids: Tensor, num_rows: int, tp: TensorParallel) -> tuple[Tensor, Tensor]:
-    """The ids as row numbers on this rank, clamped to its rows, and which ids are really its own."""
+    """Return ids as row numbers on this rank, clamped to its rows, and a mask of the ids that are this rank's."""
     rows = ids.long() - tp.rank * num_rows
     mine = (rows >= 0) & (rows < num_rows)
     return rows.clamp_(0, num_rows - 1), mine
 
 
 def checked_copy(argument: str, ids: Tensor, vocab_size: int, ignore_index: int | None = None) -> Tensor:
-    """A copy of the ids in 4 bytes each: a view of the batch would keep the whole batch.
+    """Return a copy of the ids in 4 bytes each: a view would keep the whole batch.
 
-    Raises ConfigError unless each is a whole number from 0 to v − 1 or is ``ignore_index``; nothing waits for a GPU or
-    reads a fake tensor.
+    No check waits for a GPU or reads a fake tensor.
+
+    Args:
+        argument: what an error calls the ids.
+        ignore_index: an id that is allowed besides 0 … v − 1; None: there is none.
+
+    Raises: ConfigError unless each id is a whole number from 0 to v − 1 or is ``ignore_index``.
     """
     if ids.is_floating_point() or ids.is_complex():
         raise ConfigError(argument, f"must be whole numbers, got {ids.dtype}")
@@ -99,9 +109,9 @@ def checked_copy(argument: str, ids: Tensor, vocab_size: int, ignore_index: int 
 
 
 def checked_targets(targets: Tensor, x: Tensor, vocab_size: int, ignore_index: int) -> Tensor:
-    """``checked_copy`` of the targets.
+    """Return ``checked_copy`` of the targets.
 
-    Raises: ConfigError unless there is one for each token of x ``[…, h]`` or ``[…, v/t]``.
+    Raises: ConfigError unless there is one target for each token of x, which is ``[…, h]`` or ``[…, v/t]``.
     """
     if targets.shape != x.shape[:-1]:
         sizes = f"{list(targets.shape)} for x of {list(x.shape)}"
@@ -110,12 +120,22 @@ def checked_targets(targets: Tensor, x: Tensor, vocab_size: int, ignore_index: i
 
 
 def target_logits(z: Tensor, rows: Tensor, mine: Tensor) -> Tensor:
-    """Of each position its target's logit, 0 where another rank has it: a row that isn't ours can be -inf."""
+    """Return each position's logit of its target, and 0 where another rank has that logit.
+
+    The latter are written over, not multiplied by 0: the logit of a row that isn't the target's can be -inf.
+
+    Args:
+        z: logits ``[…, v/t]``.
+        rows, mine: of the targets, from ``own_rows``.
+    """
     return z.gather(-1, rows.unsqueeze(-1)).squeeze(-1).masked_fill_(~mine, 0)
 
 
 def leave_out_padding(z: Tensor, vocab_size: int, tp: TensorParallel) -> Tensor:
-    """This rank's logits with those of the rows beyond the vocabulary at -inf, in place: no part in any sum."""
+    """Set this rank's logits of rows beyond the vocabulary to -inf, in place, so that they add nothing to a sum.
+
+    Returns: z.
+    """
     first = max(0, vocab_size - tp.rank * z.shape[-1])
     if first < z.shape[-1]:
         z[..., first:] = -torch.inf
@@ -123,21 +143,24 @@ def leave_out_padding(z: Tensor, vocab_size: int, tp: TensorParallel) -> Tensor:
 
 
 class VocabParallelCrossEntropy(nn.Module):
-    """Mean loss over all positions (``LinearCrossEntropy`` gives each token's), from logits with a sharded vocabulary.
+    """Mean loss over all positions, from logits with a sharded vocabulary.
 
-    Positions whose target is ``ignore_index`` have no loss and no gradient and are left out of the mean, as in torch;
-    the mean of no positions is nan.  Where microbatches ignore unequal numbers of targets, weight their means by the
-    positions that count.  Works in float32 (float64 for float64 logits).
+    ``LinearCrossEntropy`` gives each token's loss instead. Positions whose target is ``ignore_index`` have no loss and
+    no gradient and are left out of the mean, as in torch; the mean of no positions is nan. Where microbatches ignore
+    different numbers of targets, weight their means by the positions that count. Works in float32 (in float64 for
+    float64 logits).
 
     Args:
-        vocab_size: words of the vocabulary, where t does not divide it and the weight has rows beyond it
-            (``config.padded_vocab_size``): those have no part in the loss, and no gradient.  None: all rows are words.
+        ignore_index: the target of positions that are left out.
+        vocab_size: words of the vocabulary, if t does not divide it and the weight has rows beyond it
+            (``config.padded_vocab_size``): those have no part in the loss, and no gradient. None: all rows are words.
 
     Args of ``forward``: logits ``[s, b, v/t]``, target ids ``[s, b]``.
     Returns: a scalar, the same on all ranks.
     Saves: one tensor of the logits' size, 4sbv/t bytes, and a 4-byte copy of the targets.
-    Collectives: 3sb numbers.
-    Raises: ConfigError on other than one target for each token, and on any other target outside 0 … v − 1 (on a GPU: a
+    Collectives: three numbers for each of the sb positions: all-reduces of the maximum, of the denominator and of the
+        target's logit.
+    Raises: ConfigError unless there is one target for each token, each in 0 … v − 1 or ``ignore_index`` (on a GPU a
         device-side assertion).
     Source: 2205.05198 section 4.3.
     """

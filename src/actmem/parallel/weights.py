@@ -27,26 +27,29 @@ STANDARD_DEVIATION = 0.02
 
 
 def fresh_seed(generator: torch.Generator | None = None) -> int:
-    """A seed drawn from a CPU generator, by default torch's own: the ranks agree if it was seeded alike there."""
+    """Draw a seed from a CPU generator, by default torch's own; ranks that seeded it alike get the same seed."""
     draw = torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator)
     return int(draw.item()) if type(draw) is Tensor else 0  # a fake tensor has no value
 
 
 def child_seed(seed: int, *name: str | int) -> int:
-    """The seed of the part called ``name``, unrelated to the seeds of other names.
+    """Return the seed of the part called ``name``, unrelated to the seeds of other names.
 
-    Returns: 56 bits, of which a CPU's generator uses 32.
+    It has 56 bits, of which a CPU's generator uses 32.
     """
     return int.from_bytes(hashlib.blake2b(repr((seed, *name)).encode(), digest_size=7).digest(), "big")
 
 
 @torch.no_grad()
 def draw_normal(parameter: nn.Parameter, tp: TensorParallel, seed: int | None) -> None:
-    """Fill this rank's shard of a weight from a normal distribution, standard deviation 0.02.
+    """Fill this rank's shard of a weight from a normal distribution with standard deviation 0.02.
 
-    Megatron divides that by sqrt(2L) where a block ends; not here, as no byte or time depends on it.  parameter: marked
-    with ``partition_dim`` if it is sharded.  seed: the same on all ranks; None takes ``fresh_seed``.  Fake and meta
+    Megatron divides that by sqrt(2L) for a block's last weight. We don't: no byte or time depends on it. Fake and meta
     tensors have no values and stay as they are.
+
+    Args:
+        parameter: the shard, marked with ``partition_dim`` if it is one.
+        seed: the same on all ranks; None takes ``fresh_seed``.
     """
     seed = fresh_seed() if seed is None else seed
     if parameter.is_meta or type(parameter.data) is not Tensor:
@@ -65,14 +68,14 @@ def draw_normal(parameter: nn.Parameter, tp: TensorParallel, seed: int | None) -
 
 
 class Part(NamedTuple):
-    """Into how many shards something is split, and which of them this rank holds."""
+    """Into how many shards (``size``) something is split, and which of them this rank holds (``rank``)."""
 
     size: int
     rank: int
 
 
 def part_of(parameter: nn.Parameter, tp: TensorParallel) -> Part:
-    """How a parameter is sharded: not at all, into t parts, or into fewer where several ranks hold the same one."""
+    """Return how a parameter is sharded: not at all, into t parts, or into fewer, each held by several ranks."""
     if getattr(parameter, "partition_dim", None) is None:
         return Part(1, 0)
     return getattr(parameter, "partition", Part(tp.size, tp.rank))
@@ -82,10 +85,13 @@ _MARKS = ("partition_dim", "partition", "partial_gradient")
 
 
 class ParallelModule(nn.Module):
-    """A module whose parameters carry marks: ``partition_dim``, ``partition``, ``partial_gradient``.
+    """A module whose parameters carry marks that say how they are shared.
 
-    ``copy.deepcopy``, ``load_state_dict(assign=True)`` and ``to_empty`` make parameters that have none, so the module
-    remembers the marks by name and sets them again.  Buffers that no state dict has are made again from the sizes.
+    ``partition_dim`` is the dimension along which a parameter is sharded. ``partition`` is a Part, if it is not split
+    into t parts. ``partial_gradient`` says whether each rank has only a part of its gradient's sum.
+
+    ``copy.deepcopy``, ``load_state_dict(assign=True)`` and ``to_empty`` make parameters without marks, so the module
+    remembers the marks by name and sets them again. Buffers that are in no state dict are made again by ``constants``.
     """
 
     _marks: dict[str, dict[str, Any]]
@@ -100,7 +106,7 @@ class ParallelModule(nn.Module):
             self._mark_again()
 
     def constants(self, device: torch.device | str | None) -> dict[str, Tensor]:
-        """The values of its buffers that no state dict has: a mask, rotary tables."""
+        """Make the values of the buffers that are in no state dict, by name: a mask, rotary tables."""
         return {}
 
     def __setstate__(self, state: dict) -> None:
@@ -127,9 +133,13 @@ class ParallelModule(nn.Module):
 def own_weight(
     tp: TensorParallel, seed: int | None, *sizes: int, dim: int | None = None, part: Part | None = None, **factory
 ) -> nn.Parameter:
-    """This rank's shard of a weight, of these sizes, sharded along ``dim`` and drawn by ``draw_normal``.
+    """Make this rank's shard of a weight and fill it by ``draw_normal``.
 
-    dim None: replicated on every rank, and its gradient is partial under sequence parallelism.  part: see ``part_of``.
+    Args:
+        sizes: the shard's.
+        dim: the dimension along which the weight is sharded. None: it is replicated on every rank, and its gradient is
+            partial under sequence parallelism.
+        part: as in ``part_of``, if the weight isn't split into t parts.
     """
     parameter: Any = nn.Parameter(torch.empty(*sizes, **factory))
     if dim is None:
@@ -143,9 +153,12 @@ def own_weight(
 
 
 def mark_partial_gradient(parameter: nn.Parameter, tp: TensorParallel) -> nn.Parameter:
-    """Mark a replicated parameter whose gradient is partial on each rank.  Call it before the parameter is registered.
+    """Set the mark ``partial_gradient`` on a replicated parameter: True under sequence parallelism, else False.
 
-    Under sequence parallelism it is: norms, the biases after g_bar and the position table see s/t tokens on each rank.
+    Under sequence parallelism norms, the biases after g_bar and the position table see only s/t tokens on each rank, so
+    each rank's gradient is a part of the sum. Call this before the parameter is registered in its module.
+
+    Returns: the parameter.
     """
     parameter.partial_gradient = tp.sequence_parallel  # type: ignore[attr-defined]
     return parameter

@@ -1,7 +1,7 @@
-"""Drawing: figures, controls and checks, from rows and results.  Needs neither torch nor numpy.
+"""Drawing: figures, controls and checks, made from rows and results. Needs neither torch nor numpy.
 
-The names below are what a chapter uses beside its own figures, which are in a file of the chapter's name
-(``ch05_recomputation``).  Each loads its module when it is first asked for.
+The names below are what a chapter uses besides its own figures, which are in a file with the chapter's name
+(``ch05_recomputation``). Each loads its module when it is first asked for.
 """
 
 from importlib import import_module

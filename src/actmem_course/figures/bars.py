@@ -10,31 +10,32 @@ from actmem_course.figures.marks import Axis, Drawing, bars, chart, line
 from actmem_course.figures.style import CARD, FILLS, INK, Fill
 from actmem_course.figures.units import axis_end, axis_unit, size_text, three_digits
 
-#: In the order of a chart's parts, of bytes and of other numbers.  The first is what the chart is about.
+#: Fills of a chart's parts, in order: of parts in bytes, and of other numbers.  The first part is the chart's subject.
 _BYTES = [FILLS[what] for what in ("activations", "others", "second number", "third number")]
 _NUMBERS = [FILLS[what] for what in ("number", "second number", "third number", "others", "freed")]
-#: Names stand above their bars, so that a narrow page has room for both.  Pixels of a bar, of a thin one, of a line.
+#: Pixels of a bar, of a thin bar, and of a line of words.  Names stand above their bars, so that a narrow page has room
+#: for both.
 _BAR, _THIN_BAR, _LINE = 22, 19, 18
-#: Letters of a name in a line.
+#: The most letters of a name in one line.
 _NAME = 42
 
 
 @dataclass(frozen=True)
 class _Unit:
-    """What the axis counts in: ``step`` bytes, or one of what a caller named."""
+    """What the axis counts in: ``step`` bytes, or one of the unit that a caller named."""
 
     step: float
     name: str
     is_bytes: bool
 
     def text(self, value: float) -> str:
-        """A value as words at its bar: ``2.67 GiB``, ``12.5%``."""
+        """Return a value as the words at its bar: ``2.67 GiB``, ``12.5%``."""
         if self.is_bytes and value < self.step / 100:
             return size_text(int(value))
         return f"{three_digits(value / self.step)} {self.name}".replace(" %", "%")
 
     def full(self, value: float) -> str:
-        """A value for who points at its bar: bytes to the last one."""
+        """Return a value as shown to a pointer on its bar: bytes to the last one."""
         return f"{int(value):,} B" if self.is_bytes else self.text(value)
 
 
@@ -52,20 +53,20 @@ def bar_chart(
     room_for: float = 0,
     limit: tuple[str, float] | None = None,
 ) -> Drawing:
-    """Horizontal bars, a row for each name, made of parts on top of each other or ``beside`` each other.
+    """Draw horizontal bars, a row for each name, whose parts are stacked or stand ``beside`` each other.
 
     Args:
         title: The finding.
-        parts: For each part its value in each bar.  The place of a bar that has only Nones stays empty.
+        parts: For each part, its value in each bar. A bar that has only Nones leaves its place empty.
         axis: What the values are.
-        unit: Of the values; "" for bytes, which the axis shows in GiB or smaller, and the pointer in full.
-        beside: Bars beside each other, each with its value.
+        unit: Of the values; "" for bytes, which the axis shows in GiB or smaller, and a pointer in full.
+        beside: The parts stand beside each other, each with its value.
         fills: Of the parts.
-        order: The bars from the top, if not as they come.
-        notes: Words after a bar, in place of its sum.
-        about: What pointing at a bar says besides.
+        order: The bars from the top, if not in the order of ``parts``.
+        notes: For a bar, words after it in place of its sum.
+        about: For a bar, more words for a pointer on it.
         says: For a part, words in place of its value in some bars.
-        room_for: A value that the axis has room for.
+        room_for: A value that the axis must have room for.
         limit: Name and value of a line across all bars.
 
     Raises:
@@ -151,7 +152,7 @@ def _part(
     about: Mapping[str, str],
     says: Mapping[str, str],
 ) -> dict:
-    """One part of all bars."""
+    """Return the trace of one part, in all bars."""
     pointed_at = [
         f"{name if name == part else f'{name}, {part}'}:<br>"
         + "<br>".join(filter(None, (says.get(name) or counts.full(value or 0), about.get(name))))
@@ -174,7 +175,7 @@ def _told(
     says: Mapping[str, Mapping[str, str]],
     counts: _Unit,
 ) -> str:
-    """All bars in words, for who can't see them."""
+    """Return all bars in words, for readers who can't see them."""
     told = []
     for name in names:
         sizes = {part: of[name] for part, of in parts.items() if of.get(name) is not None}
@@ -185,6 +186,6 @@ def _told(
 
 
 def _room(longest: float) -> float:
-    """Where the axis ends: a little beyond the longest bar, or its words would leave the card."""
+    """Return where the axis ends: a little beyond the longest bar, whose words would otherwise leave the card."""
     end = axis_end(longest)
     return end if longest <= 0.97 * end else 1.1 * end

@@ -29,10 +29,14 @@ PARTS_OF_GPU = tuple(PART_FILLS)[:3]
 
 
 def gpu_bytes(model: PaperModel, method: str = BASELINE_METHOD) -> dict[str, int]:
-    """Bytes by part on one GPU of the first stage, which holds most; states of mixed-precision Adam with float32
-    gradients.
+    """Return the bytes of each part on one GPU of the first stage, which holds most.
 
-    method: a name of METHODS.
+    The states are those of mixed-precision Adam with float32 gradients.
+
+    Args:
+        method: A key of METHODS.
+
+    Returns: the bytes by part, with the keys PARTS_OF_GPU.
     """
     row = METHODS[method]
     parallel = replace(model.parallel, sequence_parallel=row.sequence_parallel)
@@ -42,9 +46,11 @@ def gpu_bytes(model: PaperModel, method: str = BASELINE_METHOD) -> dict[str, int
 
 
 def memory_wall(method: str = BASELINE_METHOD, with_activations: bool = True) -> Drawing:
-    """Figure 1 of the paper: a bar for each model's fullest GPU, against an A100's memory.
+    """Draw figure 1 of the paper: a bar for each model's fullest GPU, against an A100's memory.
 
-    with_activations: False leaves them out, as somebody does who counts parameters only.
+    Args:
+        method: A key of METHODS.
+        with_activations: False leaves the activations out, as somebody does who counts parameters only.
     """
     held = {name: gpu_bytes(model, method) for name, model in PAPER_MODELS.items()}
     before = {name: sum(gpu_bytes(model).values()) for name, model in PAPER_MODELS.items()}

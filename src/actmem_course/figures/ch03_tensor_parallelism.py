@@ -16,20 +16,20 @@ from actmem_course.figures.operators import COMPLETE, PARTIAL
 from actmem_course.figures.style import BLUE, COMPARED, FILLS, INK
 from actmem_course.figures.units import axis_unit, exact_text, size_text, three_digits
 
-#: Of a logarithmic axis, in any unit of bytes.
+#: Ticks of a logarithmic axis, in any unit of bytes.
 STOPS = tuple(step * 10.0**power for power in range(-3, 4) for step in (1, 2, 5))
 COLUMNS_FIRST, ROWS_FIRST = "columns, then rows", "rows, then columns"
 ORDERS = (COLUMNS_FIRST, ROWS_FIRST)
-#: Narrower shards than those of this many ranks are not drawn.
+#: The most ranks whose shards are drawn.
 LARGEST = 8
-#: Between two matrices, and the narrowest part that a number fits into.
+#: The gap between two matrices, and the narrowest shard that a number fits into.
 _GAP, _NARROWEST = 1.1, 0.33
 
 
 def divided_and_whole(shape: ModelShape, tensor_parallel_size: int) -> tuple[list[Row], list[Row]]:
-    """Rows of one layer on one of t ranks: those that shrink with t, and those that do not.
+    """Return the rows of one layer on one of t ranks, in two lists: those that shrink with t, and those that do not.
 
-    For t = 1 nothing is sharded; the rows are split as for t = a, the largest.
+    For t = 1 nothing is sharded; its rows are sorted as those for t = a, the largest t.
     """
     sharded = {row.term for row in layer_rows(shape, Parallel(shape.num_attention_heads)) if row.split_by > 1}
     rows = layer_rows(shape, Parallel(tensor_parallel_size))
@@ -37,13 +37,14 @@ def divided_and_whole(shape: ModelShape, tensor_parallel_size: int) -> tuple[lis
 
 
 def sizes_of_t(shape: ModelShape) -> list[int]:
-    """The powers of two that divide a, 64 at most: the t of the figures."""
+    """Return the t of the figures: the powers of two up to 64 that divide a."""
     return [t for t in (1, 2, 4, 8, 16, 32, 64) if shape.num_attention_heads % t == 0]
 
 
 def floor_lines(shape: ModelShape, tensor_parallel_size: int) -> Drawing:
-    """Bytes of one layer on one rank over t, up to this one: the divided part falls, the floor stays, the sum
-    approaches it.
+    """Draw the bytes of one layer on one rank over t, up to this t.
+
+    The divided part falls, the part that is the same on every rank stays, and their sum approaches the latter.
     """
     t = tensor_parallel_size
     parts = {size: tuple(map(total, divided_and_whole(shape, size))) for size in sizes_of_t(shape)}
@@ -79,9 +80,18 @@ class Curve:
 def lines_over_t(
     title: str, curves: Iterable[Curve], alt: str, t: int, ts: Sequence[int], ends: tuple[int, int]
 ) -> Drawing:
-    """What one rank saves for a layer over t, both axes logarithmic, from the least to the most bytes in ``ends``.
+    """Draw what one rank saves for a layer over t, with both axes logarithmic.
 
-    An even split is a straight line, a floor bends it.  The points at ``t`` are larger than the others.
+    An even split is a straight line; a part that isn't divided bends it. The points at ``t`` are larger than the
+    others.
+
+    Args:
+        title: The finding.
+        curves: The lines.
+        alt: The finding in words, with its numbers.
+        t: The t that is chosen now.
+        ts: All values of t on the axis.
+        ends: The least and the most bytes on the axis.
     """
     unit, unit_name = axis_unit(ends[0])
     traces = [
@@ -109,17 +119,26 @@ def lines_over_t(
 
 
 def saved_coefficient(order: str, tensor_parallel_size: int) -> Fraction:
-    """Bytes that the MLP's two linears and GeLU save on each rank, divided by sbh (16 bits).
+    """Return the bytes that the MLP's two linears and GeLU save on each rank, divided by sbh (16 bits).
 
-    Columns first: input 2, whole, GeLU input 8/t, second input 8/t.  Rows first: the input is sharded,
-    but GeLU needs the complete sum, so its input and its output are not: 2/t + 16.
+    Columns first: 2 for the whole input, 8/t for the GeLU input, 8/t for the second linear's input. Rows first: 2/t +
+    16, because the input is sharded, but GeLU needs the complete sum, so its input and its output are whole.
     """
     t = tensor_parallel_size
     return 2 + Fraction(16, t) if order == COLUMNS_FIRST else Fraction(2, t) + 16
 
 
 def mlp_shards(tensor_parallel_size: int, order: str = COLUMNS_FIRST) -> Drawing:
-    """X A, GeLU, times B: rank 0's shard of each matrix in its colour, the other ranks' as frames."""
+    """Draw X times A, GeLU, times B, each sharded among t ranks.
+
+    Rank 0's shard of each matrix is filled, the other ranks' shards are frames.
+
+    Args:
+        order: One of ORDERS, how A and then B are sharded.
+
+    Raises:
+        ConfigError: There are more than LARGEST ranks.
+    """
     t = tensor_parallel_size
     if not 1 <= t <= LARGEST:
         raise ConfigError("tensor_parallel_size", f"this picture has room for 1 to {LARGEST} ranks, got {t}")
@@ -134,21 +153,21 @@ def mlp_shards(tensor_parallel_size: int, order: str = COLUMNS_FIRST) -> Drawing
         ("Z = GB", "[sb, h]", 1.5, 1.4, "sum" if first else "columns", PARTIAL if first else COMPLETE),
     ]
     drawn: list[Box] = []
-    said = []
+    words = []
     x, middle = 0.4, 3.2
     for (name, sizes, width, height, split, fill), sign in zip(tensors, ("·", "→", "·", "=", "")):
         top = middle - height / 2
         drawn += _shards(f"{name} {sizes}", Box(x, top, width, height, fill), split, t)
-        said += [(x + width / 2, top - 0.55, f"<b>{name}</b>"), (x + width / 2, top - 0.2, sizes)]
+        words += [(x + width / 2, top - 0.55, f"<b>{name}</b>"), (x + width / 2, top - 0.2, sizes)]
         if sign:
-            said.append((x + width + _GAP / 2, middle, f"<b>{sign}</b>"))
+            words.append((x + width + _GAP / 2, middle, f"<b>{sign}</b>"))
         x += width + _GAP
     coefficient = three_digits(float(saved_coefficient(order, t)))
     collectives = "one sum over the ranks, at the end" if first else "a sum before GeLU, and a gather at the end"
     finding = "no collective inside" if first else "GeLU waits for the whole sum"
     return diagram(
         f"{order.capitalize()}: {finding};<br>each of {t} ranks saves {coefficient} sbh bytes",
-        [*boxes(drawn), labels(said)],
+        [*boxes(drawn), labels(words)],
         f"The MLP's two matmuls shared by {t} ranks, sharded by {order}: {collectives}. "
         f"The two linears and GeLU save {coefficient} times sbh bytes on each rank.",
         x - _GAP + 0.6, 5.5, 400,
@@ -156,7 +175,7 @@ def mlp_shards(tensor_parallel_size: int, order: str = COLUMNS_FIRST) -> Drawing
 
 
 def _shards(name: str, whole: Box, split: str | None, t: int) -> list[Box]:
-    """The boxes of one matrix: one for each rank's shard, or one if all ranks have it."""
+    """Return the boxes of one matrix: one for each rank's shard, or a single one if all ranks have the whole."""
     x, y, width, height = whole.x, whole.y, whole.width, whole.height
     if split == "sum":
         hover = f"{name}: partial on each rank, added up by f̄"

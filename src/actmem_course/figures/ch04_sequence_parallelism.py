@@ -18,7 +18,7 @@ from actmem_course.others.ring import RingState, ring
 
 
 def saved_lines(shape: ModelShape, tensor_parallel_size: int, with_sequence_parallelism: bool) -> Drawing:
-    """What a rank saves for a layer over t with tensor parallelism, and if wanted with sequence parallelism too."""
+    """Draw what a rank saves for a layer over t with tensor parallelism, and if asked with both."""
     t, ts = tensor_parallel_size, sizes_of_t(shape)
     curves = [Curve("TP", {size: eq2(shape, size) for size in ts}, COMPARED, "dash")]
     if with_sequence_parallelism:
@@ -31,7 +31,7 @@ def saved_lines(shape: ModelShape, tensor_parallel_size: int, with_sequence_para
 
 
 _SOME, JUST_ADDED, OWN = Fill("#FBE5B5", ""), Fill(ORANGE, "x"), Fill(CARD, "")
-#: The sizes of ring that are drawn.
+#: The numbers of ranks whose rings are drawn.
 RANKS = (2, 4, 8)
 
 #: The collectives that are drawn.
@@ -39,15 +39,19 @@ KINDS = ("all-reduce", "reduce-scatter", "all-gather")
 
 
 def steps_of_ring(kind: str, t: int) -> Sequence[int]:
-    """The moments of a collective, from before its first step to after its last."""
+    """Return the numbers of a collective's states: 0 is before its first step, the last is after its last step."""
     return range(len(ring(kind, t, 0)))
 
 
 def ring_step(kind: str, tensor_parallel_size: int, step: int, payload_bytes: int) -> Drawing:
-    """A collective on a ring after one of its ``steps_of_ring``.
+    """Draw a collective on a ring after one of its ``steps_of_ring``.
 
-    A row for each rank, a column for each chunk of the tensor; a box shows how many ranks' terms its sum has, an
-    arrow which chunk a rank has just sent to the next.
+    There is a row for each rank and a column for each chunk of the tensor. A box shows how many ranks' terms its sum
+    has; an arrow shows which chunk a rank has just sent to the next.
+
+    Args:
+        kind: One of KINDS.
+        payload_bytes: Bytes of the whole tensor.
     """
     states = ring(kind, tensor_parallel_size, payload_bytes)
     state = states[step]
@@ -59,16 +63,16 @@ def ring_step(kind: str, tensor_parallel_size: int, step: int, payload_bytes: in
 
 def _drawn(state: RingState, title: str, alt: str, kind: str) -> Drawing:
     t = len(state.held)
-    drawn, said = [], []
+    drawn, words = [], []
     left, right, height = 0.2 * t, 0.27 * t, 0.72
     for chunk in range(t):
-        said.append((left + chunk + 0.46, -0.3, f"chunk {chunk}" if t < 8 else str(chunk)))
-    said.append((left + t + right / 2, -0.3, "sent"))
+        words.append((left + chunk + 0.46, -0.3, f"chunk {chunk}" if t < 8 else str(chunk)))
+    words.append((left + t + right / 2, -0.3, "sent"))
     for rank in range(t):
-        said.append((left / 2, rank + height / 2, f"rank {rank}"))
-        said.append((left + t + right / 2, rank + height / 2, size_text(state.sent_bytes)))
+        words.append((left / 2, rank + height / 2, f"rank {rank}"))
+        words.append((left + t + right / 2, rank + height / 2, size_text(state.sent_bytes)))
         drawn += [_box(state, rank, chunk, left + chunk, rank, height, kind) for chunk in range(t)]
-    traces = [*boxes(drawn), *arrows(2.5, True, _strokes(state, left, height)), labels(said, 13)]
+    traces = [*boxes(drawn), *arrows(2.5, True, _strokes(state, left, height)), labels(words, 13)]
     return diagram(title, traces, alt, left + t + right, t + 0.1, 150 + 42 * t, top=-0.6)
 
 
@@ -92,7 +96,10 @@ def _box(state: RingState, rank: int, chunk: int, x: float, y: float, height: fl
 
 
 def _strokes(state: RingState, left: float, height: float) -> list[Stroke]:
-    """From each sender's box to the receiver's; the last rank's goes back to the first along the side of its column."""
+    """Return arrows from each sender's box to the receiver's.
+
+    The last rank's arrow goes back to the first rank beside its column.
+    """
     strokes: list[Stroke] = []
     for receiver, chunk in enumerate(state.received):
         if chunk is None:
@@ -114,12 +121,15 @@ def _finding(state: RingState, kind: str) -> str:
     return f"every rank has {finished} of {t} finished chunks"
 
 
-#: An A100 at its best: of matmuls in 16 bits (2205.05198 table 5), and each way over NVLink.
+#: An A100's peak rates: of matmuls in 16 bits (2205.05198 table 5), and of NVLink in each direction.
 FLOPS_PER_SECOND, BYTES_PER_SECOND = 312e12, 300e9
 
 
 def qkv_backward_seconds(shape: ModelShape, tensor_parallel_size: int) -> tuple[float, float]:
-    """Seconds of one matmul of the QKV projection's backward pass on one rank, and of one of its collectives."""
+    """Return the seconds of one matmul and of one collective of the QKV projection's backward pass on one rank.
+
+    Both at an A100's peak rates.
+    """
     _, b, h, s = shape.letters()
     t = tensor_parallel_size
     half = PredictedCollective("all-gather", "backward", t, activation_bytes(shape, 2))
@@ -127,9 +137,9 @@ def qkv_backward_seconds(shape: ModelShape, tensor_parallel_size: int) -> tuple[
 
 
 def backward_timeline(shape: ModelShape, tensor_parallel_size: int) -> Drawing:
-    """The QKV projection's backward pass on one rank, to scale: two matmuls, and under each the collective it hides.
+    """Draw the QKV projection's backward pass on one rank, to scale: two matmuls, each above the collective it hides.
 
-    The arrows are what waits for what: the weight's gradient for the gathered X, the reduce-scatter for dX.
+    The arrows show what waits for what: the weight's gradient for the gathered X, the reduce-scatter for dX.
     """
     matmul, half = qkv_backward_seconds(shape, tensor_parallel_size)
     takes = [f"{milliseconds(seconds)} ms" for seconds in (matmul, half)]

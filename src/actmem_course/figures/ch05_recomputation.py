@@ -27,23 +27,23 @@ LADDER = {
 
 
 def recompute_trade(shape: ModelShape) -> Drawing:
-    """FLOPs of a layer, forward and backward, in percent of those without recomputation.
+    """Draw the FLOPs of a layer, forward and backward, in percent of those without recomputation.
 
-    The modes stop at the last tensor that backward reads (``selective`` and ``full``).
+    The modes end the second run at the last tensor that backward reads (``selective`` and ``full``).
     """
     added = {name: layer_overhead(shape, mode) for name, mode in _MODES.items()}
-    again = list(added)[1:]
+    recomputing = list(added)[1:]
     return bar_chart(
         f"s = {shape.seq_length:,}: without the core attention a layer saves {float(selective_saves(shape)):.0%} fewer "
         f"bytes,<br>for {_percent(added['selective'])} more FLOPs; full recomputation adds {_percent(added['full'])}",
         {
             "forward and backward": dict.fromkeys(added, 100),
-            "recomputed": {name: 100 * float(added[name]) for name in again},
+            "recomputed": {name: 100 * float(added[name]) for name in recomputing},
         },
         "FLOPs of a layer",
         "%",
         fills=[FILLS["number"], FILLS["recomputed"]],
-        notes={name: f"+{_percent(added[name])}" for name in again},
+        notes={name: f"+{_percent(added[name])}" for name in recomputing},
     )
 
 
@@ -53,19 +53,25 @@ def _percent(share: Fraction) -> str:
 
 
 def training_step(shape: ModelShape, moment: int, recompute: str = "none") -> list[Drawing]:
-    """One training step at one moment: the tensors of the layer at work, and what all layers hold over the step."""
+    """Draw one training step at one moment: the tensors of the layer that runs, and what all layers hold over the step.
+
+    Args:
+        moment: An index of ``training_moments``.
+
+    Returns: two drawings, the layer and the curve.
+    """
     moments = training_moments(shape, recompute)
-    now, sizes = moments[moment], [one.bytes for one in moments]
-    there = now.held[now.layer]
+    now, sizes = moments[moment], [each.bytes for each in moments]
+    in_memory = now.held[now.layer]
     unit, unit_name = axis_unit(total(layer_rows(shape)) * shape.num_layers)
-    again = [place for place, one in enumerate(moments) if one.again]
+    recomputed = [place for place, each in enumerate(moments) if each.again]
     held, peak = [size / unit for size in sizes], size_text(max(sizes))
     when = "the peak of the step" if now.bytes == max(sizes) else f"the peak of the step is {peak}"
     curve = chart(
         f"All {shape.num_layers} layers hold {size_text(now.bytes)} now:<br>{when}",
         [
             line("in memory", range(len(sizes)), held, HELD, width=2, shape="hv", fill="tozeroy"),
-            points("recomputed", again, [held[i] for i in again], CARD, "recomputed", "triangle-up", 9, 1),
+            points("recomputed", recomputed, [held[i] for i in recomputed], CARD, "recomputed", "triangle-up", 9, 1),
             line(
                 "now", [moment, moment], [0, held[moment]], INK, width=2, mode="lines+markers",
                 marker={"color": INK, "size": [0, 11]},
@@ -80,15 +86,16 @@ def training_step(shape: ModelShape, moment: int, recompute: str = "none") -> li
         ),
         yaxis=scale(f"in memory, {unit_name}", 0, axis_end(total(layer_rows(shape)) * shape.num_layers / unit)),
     )  # fmt: skip
-    title = f"{now.says[0].upper()}{now.says[1:]}:<br>{size_text(total(there))} of this layer in memory"
-    terms = {row.term for row in there}
+    title = f"{now.says[0].upper()}{now.says[1:]}:<br>{size_text(total(in_memory))} of this layer in memory"
+    terms = {row.term for row in in_memory}
     return [layer_picture(shape, recompute=recompute, in_memory=terms, title=title), curve]
 
 
 def memory_ladder(seq_length: int, tensor_parallel_size: int) -> Drawing:
-    """Figure 7: what each row of table 2 leaves of the tensor-parallel baseline, for the four models, in percent.
+    """Draw figure 7: what each row of table 2 leaves of the tensor-parallel baseline, for the four models, in percent.
 
-    Raises ConfigError where t cannot share a model.
+    Raises:
+        ConfigError: t ranks can't share one of the models.
     """
     rows = {row.name: row for row in TABLE2}
     shapes = {name: model.shape.with_sizes(seq_length=seq_length) for name, model in PAPER_MODELS.items()}

@@ -18,13 +18,13 @@ from actmem_course.others.timeline import Span, bubble_of, memory_curve, timelin
 #: Steps (time, bytes) of one rank, as ``timeline.memory_curve`` gives them.
 Curve = Sequence[tuple[int, int]]
 
-#: Fills of passes by kind, one for each chunk; further chunks start over.
+#: Fills of passes by kind, one for each of four chunks; a fifth chunk has the fill of the first.
 _FILLS = {
     "F": (FILLS["forward"], Fill(SKY, ""), Fill("#A9B4E8", ""), Fill("#7C8FA0", "")),
     "B": (FILLS["backward"], Fill("#F5CE7A", ""), Fill("#E0A98C", ""), Fill("#B8A06A", "")),
 }
 _NAMES = {"F": "forward", "B": "backward"}
-#: With more passes than this their numbers don't fit; the hover text has them.
+#: With more passes than this the microbatches' numbers don't fit into them; the hover text has the numbers.
 _MOST_LABELS = 170
 _ROW, _CURVE, _GAP, _FOOT, _HEAD = 30, 56, 34, 104, 70
 
@@ -37,11 +37,11 @@ def gantt(
     limit: tuple[str, int] | None = None,
     room: int = 0,
 ) -> Drawing:
-    """The chart of ``spans`` and the curves of the ranks below it.
+    """Draw when each pass runs, and below it the curves of the ranks' bytes on the same time axis.
 
     Args:
         title: The finding.
-        alt: The same in words, with its numbers.
+        alt: The finding in words, with its numbers.
         spans: When each pass runs.
         curves: One for each rank; where several tensor-parallel ranks share the passes of a pipeline rank there are
             more curves than ranks in the chart.
@@ -81,13 +81,13 @@ def gantt(
 
 
 def _look(action: Action, has_chunks: bool) -> tuple[str, Fill]:
-    """Name and fill of a pass."""
+    """Return the name and the fill of a pass."""
     chunk = f", chunk {action.chunk}" if has_chunks else ""
     return _NAMES[action.kind] + chunk, _FILLS[action.kind][action.chunk % 4]
 
 
 def _passes(spans: Sequence[Span]) -> list[dict]:
-    """A trace for each kind and chunk of passes."""
+    """Return one trace for each kind and chunk of passes."""
     has_chunks = any(span.action.chunk for span in spans)
     looks = {span: _look(span.action, has_chunks) for span in spans}
     traces = []
@@ -109,7 +109,7 @@ def _passes(spans: Sequence[Span]) -> list[dict]:
 
 
 def _areas(curves: Sequence[Curve], feet: Sequence[float], end: int) -> dict:
-    """One trace of all curves: outlines that close along their feet, with gaps between them."""
+    """Return one trace of all curves: outlines that close along their feet, with gaps between them."""
     x: list[int | None] = []
     y: list[float | None] = []
     about: list[list] = []
@@ -130,22 +130,22 @@ def _limits(name: str, size: int, feet: Sequence[float], end: int) -> dict:
 
 
 def schedule_of(p: int, m: int, n: int) -> Schedule:
-    """Interleaved with more than one chunk, else 1F1B.  Raises ConfigError on sizes that do not fit."""
+    """Return the interleaved schedule if m > 1, else 1F1B; raise ConfigError on sizes that do not fit."""
     return interleaved(p, m, n) if m > 1 else one_forward_one_backward(p, n)
 
 
 def with_pipeline(parallel: Parallel, pipeline_parallel_size: int, num_model_chunks: int) -> Parallel:
-    """The same tensor parallelism with other p and m; one stage has one chunk."""
+    """Return ``parallel`` with other p and m, and with the same tensor parallelism."""
     return replace(parallel, pipeline_parallel_size=pipeline_parallel_size, num_model_chunks=num_model_chunks)
 
 
 def chunks_that_fit(num_layers: int, p: int, largest: int) -> list[int]:
-    """The m up to ``largest`` for which p·m divides the layers; one stage has one chunk."""
+    """Return the m up to ``largest`` for which p·m divides the layers; for p = 1 only 1."""
     return [m for m in range(1, (largest if p > 1 else 1) + 1) if num_layers % (p * m) == 0]
 
 
 def pipeline_schedule(shape: ModelShape, parallel: Parallel, num_microbatches: int) -> Drawing:
-    """The schedule, and each rank's bytes over time: its layers only, without recomputation.
+    """Draw the schedule, and each rank's bytes over time: those of its layers only, without recomputation.
 
     The dashed line is equation 5: L layers of one microbatch.
 
@@ -178,14 +178,14 @@ def pipeline_schedule(shape: ModelShape, parallel: Parallel, num_microbatches: i
 
 
 def measured_schedule(ranks: Schedule, results: Sequence[Mapping[str, Any]]) -> Drawing:
-    """The schedule that ran, what each rank held, and what the formulas say it holds, as one curve each.
+    """Draw the schedule that ran and the bytes that each rank held, and say whether the formulas predict these bytes.
 
-    Time is the schedule's, in units of a forward pass.  As in the predicted curve the bytes of a forward pass are drawn
-    from its start, those of a backward pass are gone at its end.
+    Time is the schedule's, in units of a forward pass. As in the predicted curve the bytes of a forward pass are drawn
+    from its start, and those of a backward pass are gone at its end.
 
     Args:
         ranks: The schedule.
-        results: The rows of labs/measure_pipeline.py, one a rank.
+        results: The rows of labs/measure_pipeline.py, one for each rank.
     """
     spans = timeline(ranks)
     curves = [_measured_curve(spans, result) for result in results]
@@ -201,7 +201,7 @@ def measured_schedule(ranks: Schedule, results: Sequence[Mapping[str, Any]]) -> 
 
 
 def _measured_curve(spans: Sequence[Span], result: Mapping[str, Any]) -> Curve:
-    """Steps at the times at which ``memory_curve`` has its own."""
+    """Return the measured bytes at the times at which ``memory_curve`` has its steps."""
     own = [span for span in spans if span.rank == result["pipeline_rank"]]
     steps = {0: 0}
     for span, sample in zip(own, result["samples"], strict=True):

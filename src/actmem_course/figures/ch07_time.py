@@ -26,12 +26,12 @@ _KINDS = (
     ("norms, GeLU, dropouts, sums", COMPARED, "square"),
 )
 _LEFT, _RIGHT = 0.2, 12_000.0
-#: Operations whose FLOPs per byte are nearer than this factor share their words.
+#: Operations whose FLOPs per byte differ by less than this factor have their names in one place.
 _NEAR = 1.4
 
 
 def table4_bars(count: int = len(paper.TABLE4)) -> Drawing:
-    """The first ``count`` rows of the paper's table 4: milliseconds of one layer of the 22B model on 8 GPUs."""
+    """Draw the first ``count`` rows of the paper's table 4: milliseconds of one layer of the 22B model on 8 GPUs."""
     rows, shown = paper.TABLE4, list(paper.TABLE4)[:count]
     first, *_ = ends = [row.combined_ms for row in rows.values()]
     longer = {name: 100 * (rows[name].combined_ms / first - 1) for name in shown}
@@ -53,9 +53,9 @@ def table4_bars(count: int = len(paper.TABLE4)) -> Drawing:
 
 
 def roofline(shape: ModelShape, parallel: Parallel) -> Drawing:
-    """FLOPs a second that each operation can reach at most, over its FLOPs per byte; both logarithmic.
+    """Draw the FLOPs a second that each operation can reach at most, over its FLOPs per byte; both logarithmic.
 
-    The slope is the memory's bandwidth, the flat part the highest rate of matmuls.
+    The slope is the memory's bandwidth, the flat part the highest rate of matmuls. Both are an A100's.
     """
     operations = forward_operations(shape, parallel)
     ridge = A100_FLOPS_PER_SECOND / A100_BYTES_PER_SECOND
@@ -90,8 +90,10 @@ def roofline(shape: ModelShape, parallel: Parallel) -> Drawing:
 
 
 def _names(operations: Sequence[Operation]) -> dict:
-    """The markers' names.  Linears, and others that lie together, share their words; neighbours have them on either
-    side of the line.
+    """Return the markers' names.
+
+    Linears share one place, and so do other operations that lie close together. Neighbours have their names on opposite
+    sides of the line.
     """
     core, linears, rest = _grouped(sorted(operations, key=lambda o: o.intensity))
     groups: list[list[Operation]] = []
@@ -118,12 +120,12 @@ def _names(operations: Sequence[Operation]) -> dict:
 
 
 def _reached(o: Operation) -> float:
-    """TFLOP a second, at most."""
+    """Return the TFLOPs a second that an operation reaches at most."""
     return o.flops / float(o.least_seconds(*_A100)) / 1e12
 
 
 def _grouped(operations: Sequence[Operation]) -> list[list[Operation]]:
-    """By _KINDS."""
+    """Return the operations of each kind in _KINDS, in that order."""
     kind = [0 if o.core else 1 if o.matmul else 2 for o in operations]
     return [[o for o, own in zip(operations, kind) if own == number] for number in range(len(_KINDS))]
 

@@ -19,38 +19,41 @@ WRITTEN, CHANGED = "in plain operators", "with three changes"
 
 
 def blocks_of(shape: LlamaShape, code: str) -> list[Block]:
-    """What one Llama layer saves in 16 bits, as one of two codes has it.
+    """List what one Llama layer saves in 16 bits, in one of two versions of its code.
 
-    In plain operators a norm saves its input in float32 and what it is normalised to, keys and values are copied for
-    each query head, and the MLP also saves silu(gate).
+    In plain operators a norm saves its input in float32 and its normalised input, keys and values are copied for each
+    query head, and the MLP also saves silu(gate).
+
+    Args:
+        code: WRITTEN or CHANGED.
     """
     copies = shape.num_attention_heads // shape.num_key_value_heads
     wider = {"norm 1 input": (2, "4sbh"), "norm 2 input": (2, "4sbh"), "K": (copies, "2sbh"), "V": (copies, "2sbh")}
     also = {"norm 1 input": "norm 1, normalised", "norm 2 input": "norm 2, normalised", "gate": "silu(gate)"}
-    found = []
+    blocks = []
     for block in layer_blocks(shape):
         term, size = block.row.term, block.row.bytes
         times, formula = wider.get(term, (1, block.formula)) if code == WRITTEN else (1, block.formula)
-        found.append(replace(block, row=replace(block.row, bytes=times * size), held=times * size, formula=formula))
+        blocks.append(replace(block, row=replace(block.row, bytes=times * size), held=times * size, formula=formula))
         if term in also:
-            gone = code == CHANGED
-            row, action = Row(also[term], size), "recompute" if gone else "keep"
-            found.append(Block(row, size, size, action, not gone, formula=block.formula))
-    return found
+            row, action = Row(also[term], size), "keep" if code == WRITTEN else "recompute"
+            is_present = code == WRITTEN
+            blocks.append(Block(row, size, held=size, action=action, is_present=is_present, formula=block.formula))
+    return blocks
 
 
 def saved_bytes(shape: LlamaShape, code: str) -> int:
-    """Bytes that one layer saves."""
+    """Return the bytes that one layer saves in one version of its code."""
     return sum(block.on_device for block in blocks_of(shape, code))
 
 
 def code_picture(shape: LlamaShape, code: str) -> Drawing:
-    """The layer as one of two codes saves it."""
+    """Draw the layer as one version of its code saves it."""
     return block_picture(blocks_of(shape, code), f"One layer {code} saves {size_text(saved_bytes(shape, code))}")
 
 
 def code_bars(shape: LlamaShape, shown: str = CHANGED) -> Drawing:
-    """What all layers save: in plain operators, and unless ``shown`` is that, with three changes."""
+    """Draw what all layers save in plain operators, and, if ``shown`` is CHANGED, with three changes."""
     codes = (WRITTEN, CHANGED) if shown == CHANGED else (WRITTEN,)
     saved = {code: shape.num_layers * saved_bytes(shape, code) for code in codes}
     return bar_chart(
@@ -62,7 +65,7 @@ def code_bars(shape: LlamaShape, shown: str = CHANGED) -> Drawing:
 
 
 def published_bars() -> Drawing:
-    """Peaks that others published, by what they measured, and what plan says of the same runs."""
+    """Draw peaks that others published, by what they measured, with what ``actmem plan`` predicts for the same runs."""
     runs = [run for run in published_runs() if run.predicted_bytes is not None]
     kinds = dict.fromkeys(run.kind for run in runs)
     fills = dict(zip(kinds, ("activations", "others", "second number")))
@@ -81,7 +84,7 @@ def published_bars() -> Drawing:
 
 
 def published_causes() -> Fold:
-    """Why plan differs, a line for each run that is more than 3% off."""
+    """Explain why plan differs, in a line for each run that is more than 3% off."""
     runs = [run for run in published_runs() if abs(run.difference_percent or 0) > 3]
     return Fold(
         f"Why {len(runs)} of them are more than 3% off",

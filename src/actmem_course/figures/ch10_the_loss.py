@@ -33,7 +33,7 @@ _FILLS = {
     "input, its gradient": FILLS["input of a linear"],
     "gradient of the weight": FILLS["gradients"],
 }
-#: Part of the loss's timeline → its fill: a gradient has the colour of its tensor.
+#: The fill of each part of the loss's timeline; a gradient has the colour of its tensor.
 _MOMENTS = {
     "weight": FILLS["weights"],
     "gradient of the weight": FILLS["gradients"],
@@ -46,7 +46,7 @@ _MOMENTS = {
 
 
 def _kind(row: Row) -> str:
-    """The entry of the legend that a term belongs to."""
+    """Return the entry of the legend that a row's term belongs to."""
     last = row.term.split()[-1]
     kinds = {"logits": "logits, their gradient", "softmax": "P or log P, its gradient"}
     kinds["weight"] = kinds["gradient"] = "gradient of the weight"
@@ -54,7 +54,10 @@ def _kind(row: Row) -> str:
 
 
 def loss_bars(shape: LlamaShape, t: int = 1, recompute: str = "none") -> Drawing:
-    """What all layers save of one sequence, and the peak of the loss computed in four ways; one of t ranks, 16 bits."""
+    """Draw what all layers save of one sequence, and the peaks of four ways to compute the loss.
+
+    On one of t ranks, in 16 bits.
+    """
     layers = shape.num_layers * total(llama_rows(shape, Parallel(t, t > 1), recompute))
     tokens = shape.seq_length * shape.micro_batch_size
     peaks = {
@@ -80,7 +83,12 @@ def loss_bars(shape: LlamaShape, t: int = 1, recompute: str = "none") -> Drawing
 
 
 def loss_timeline(bill: StepBill, vocab_size: int, of: str) -> Drawing:
-    """Bytes alive during a step of the output layer and the loss, by what they are.  of: which loss, for the title."""
+    """Draw the bytes alive during a step of the output layer and the loss, by what they are.
+
+    Args:
+        bill: Of the step, from ``watch_step``.
+        of: Which loss it is, for the title.
+    """
 
     def part_of(row: SavedTensor) -> str:
         if row.kind == "weight":

@@ -1,4 +1,4 @@
-"""Chapter 11: bytes that Llama layers save for backward if all weights train, and with adapters."""
+"""Chapter 11: bytes that Llama layers save for backward if all weights train, and if only adapters do."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PARTS = {
 }
 
 
-#: Which weights train, and the terms of the layer that no gradient reads then.
+#: For each choice of weights that train, the terms of the layer that no gradient reads.
 UNREAD = {
     "all train": (),
     "adapters on q and v": ("gate and up input", "down input"),
@@ -39,16 +39,28 @@ UNREAD = {
 
 
 def frozen_layer(shape: LlamaShape, weights: str) -> Drawing:
-    """The layer with what it saves if these ``weights`` train, a key of UNREAD; XA is too narrow to be drawn."""
+    """Draw the layer with what it saves if these weights train.
+
+    XA, the adapters' input times A, is too narrow to be drawn.
+
+    Args:
+        weights: A key of UNREAD.
+    """
     return layer_picture(shape, not_saved=UNREAD[weights])
 
 
 def adapter_bars(
     shape: LlamaShape, where: str, rank: int, adapters: str = IN_16_BITS, dropout: bool = False
 ) -> Drawing:
-    """Bytes that all layers save for one sequence: if all weights train, with adapters, and if all are frozen.
+    """Draw the bytes that all layers save for one sequence: if all weights train, with adapters, and if all are frozen.
 
     On one GPU, in 16 bits.
+
+    Args:
+        where: The weights that have adapters, a key of PLACES.
+        rank: Of the adapters.
+        adapters: The adapters' dtype, in words.
+        dropout: Whether the adapters' inputs have dropout.
     """
     whole = llama_rows(shape)
     inputs = total(row for row in whole if row.term in READERS and row.term != "attention projection input")

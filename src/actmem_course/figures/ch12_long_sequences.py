@@ -31,7 +31,7 @@ _FILLS = {
 
 
 def cost(step: LongStep) -> str:
-    """What a step adds, in a few words."""
+    """Return what a step costs, in a few words: bytes copied, bytes sent, or FLOPs."""
     if step.copied_bytes:
         return f"copies {size_text(step.copied_bytes)}"
     if step.sent_bytes:
@@ -40,8 +40,12 @@ def cost(step: LongStep) -> str:
 
 
 def long_bars(shape: LlamaShape, c: int = 8) -> Drawing:
-    """The peak after each step, with who asked for it and what it costs."""
-    steps = {one.name: one for one in long_steps(shape, c)}
+    """Draw the peak after each step, with who asked for the step and what it costs.
+
+    Args:
+        c: Context-parallel ranks of the last step.
+    """
+    steps = {step.name: step for step in long_steps(shape, c)}
     first, *_, on_one, _ = steps.values()
     # Beside such a bar the others would be too thin to see.
     beyond = [name for name, step in steps.items() if step.bytes > 4 * A100_BYTES]
@@ -63,15 +67,15 @@ def long_bars(shape: LlamaShape, c: int = 8) -> Drawing:
 
 
 def input_on_the_host(shape: LlamaShape) -> Drawing:
-    """A recomputed layer whose input waits in the host's memory."""
+    """Draw a recomputed layer whose input waits in the host's memory."""
     return layer_picture(shape, recompute=input_on_host(llama_layer_terms(shape)))
 
 
 def layer_at_work(shape: LlamaShape, tile: int = 0) -> Drawing:
-    """The tensors of a recomputed layer while it runs backward.
+    """Draw the tensors of a recomputed layer while its backward pass runs.
 
     Args:
-        tile: Tokens of the MLP that are there at once; 0: all.
+        tile: Tokens of the MLP that exist at once; 0: all.
     """
     blocks = layer_blocks(shape)
     if tile:
@@ -86,5 +90,9 @@ def layer_at_work(shape: LlamaShape, tile: int = 0) -> Drawing:
 
 
 def shared_sequence(shape: LlamaShape, way: str, c: int = 4) -> Drawing:
-    """The layer on c ranks that share its sequence, with the forward pass's collectives."""
+    """Draw the layer on c ranks that share its sequence, with the forward pass's collectives.
+
+    Args:
+        way: One of ``layer_picture.CONTEXT_KINDS``.
+    """
     return layer_picture(shape, Parallel(context_parallel_size=c), collectives="forward", context_kind=way)

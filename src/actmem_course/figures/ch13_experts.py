@@ -9,12 +9,16 @@ from actmem_course.figures.units import size_text
 from actmem_more.llama_shape import LlamaShape, llama_shape
 from actmem_more.llama_terms import forced_routed_tokens, llama_rows
 
-#: How the router spreads the tokens, in words, and as the option ``routing``.
+#: How the router spreads the tokens: in words, and as a value of ``routing``.
 ROUTINGS = {"balanced": "even", "imbalanced": "one-sided"}
 
 
 def experts(shape: LlamaShape, routing: str, t: int = 4) -> Drawing:
-    """The layer on t ranks, with the forward pass's collectives."""
+    """Draw the layer with experts on t ranks, with the forward pass's collectives.
+
+    Args:
+        routing: A key of ROUTINGS.
+    """
     parallel, assigned = Parallel(t, True), []
     if routing == "imbalanced":
         assigned = [forced_routed_tokens(shape, parallel, ROUTINGS[routing], rank) for rank in range(t)]
@@ -26,7 +30,11 @@ RECOMPUTED = {"nothing": frozenset(), "K and V": frozenset("KV"), "Q, K and V": 
 
 
 def latent_layer(recomputed: str) -> Drawing:
-    """A layer of DeepSeek-V3; recomputed: a key of RECOMPUTED."""
+    """Draw a layer of DeepSeek-V3.
+
+    Args:
+        recomputed: A key of RECOMPUTED, what backward recomputes.
+    """
     shape, again = llama_shape("deepseek-v3"), RECOMPUTED[recomputed] or "none"
     sizes = {row.term: row.bytes for row in llama_rows(shape, recompute=again)}
     heads = sum(sizes.get(term, 0) for term in "QKV")

@@ -13,12 +13,18 @@ from actmem_course.predicted.eight_bits import COPIES, NARROW, WIDE, break_even_
 from actmem_more.llama_shape import LlamaShape
 from actmem_more.llama_terms import llama_rows
 
-#: What the bars show: a layer in 16 bits, or beside it one whose linears compute in 8.
+#: What the bars show: a layer in 16 bits, or also one whose linears compute in 8 bits.
 IN_16_BITS, IN_BOTH = SHOWN = "16 bits", "16 and 8 bits"
 
 
 def eight_bit_bars(shape: LlamaShape, shown: str = IN_BOTH) -> Drawing:
-    """What a layer saves in 16 bits, and with linears in 8 bits that save one or both orientations of their inputs."""
+    """Draw what a layer saves in 16 bits, and if asked with linears in 8 bits.
+
+    Linears in 8 bits save one or both orientations of their inputs.
+
+    Args:
+        shown: One of SHOWN.
+    """
     wide = total(llama_rows(shape))
     each = {"16 bits": [Row(WIDE, wide)]}
     says = f"in 16 bits a layer saves {size_text(wide)}"
@@ -45,7 +51,8 @@ def eight_bit_bars(shape: LlamaShape, shown: str = IN_BOTH) -> Drawing:
 #: MiB of the tensors of three batches, and of each state that the first optimizer step makes.
 _BATCHES, _STATE = ((10, 14, 18), (12, 16, 22), (14, 20, 26)), 8
 ORDERS = {"shortest first": _BATCHES, "longest first": _BATCHES[::-1]}
-#: What happens: a batch takes its next tensor, or gives the last one back; Adam takes a state, which stays.
+#: The events, each with its batch: "take" makes the batch's next tensor, "free" frees its last one, "state" makes a
+#: state of Adam's, which stays.
 _STEPS = [(b, way) for b in range(3) for way in (*["take"] * 3, *["free"] * 3, *([] if b else ["state"] * 3))]
 EVENTS_PLAYED = range(1, len(_STEPS) + 1)
 _USES = {"this batch": "activations", "Adam's states": "optimizer states", "free, and reserved": "freed"}
@@ -53,7 +60,7 @@ _PLAIN, _EXPANDABLE = SEGMENTS = "plain", "expandable"
 
 
 def memory_after(moment: int, segments: str, order: str) -> tuple[CachingAllocator, list[MemoryBlock]]:
-    """The allocator after so many events, and the blocks that a batch's tensors have."""
+    """Return the allocator after ``moment`` events, and the blocks that the present batch's tensors have."""
     memory = CachingAllocator(segments == _EXPANDABLE)
     live: list[MemoryBlock] = []
     for batch, way in _STEPS[:moment]:
@@ -67,7 +74,12 @@ def memory_after(moment: int, segments: str, order: str) -> tuple[CachingAllocat
 
 
 def memory_map(moment: int, segments: str = _PLAIN, order: str = "shortest first") -> Drawing:
-    """All segments after so many events, one below the other: blocks that hold a tensor, and free ones."""
+    """Draw all segments after ``moment`` events, one below the other: blocks that hold a tensor, and free ones.
+
+    Args:
+        segments: One of SEGMENTS.
+        order: A key of ORDERS.
+    """
     memory, live = memory_after(moment, segments, order)
     batch, way = _STEPS[moment - 1]
     drawn = []

@@ -1,4 +1,4 @@
-"""What a notebook says in one line, with the rest in a fold: sizes in full, and a chapter's comparisons."""
+"""Results that a notebook shows in one line, with details that open below it; and a chapter's comparisons."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from actmem_course.figures.style import WARNING
 
 #: A line that says that something is wrong, on light and dark pages.
 _WRONG = f"background: #FDE7E9; color: {WARNING}; font-weight: 700; font-size: 1.2em"
-#: Behind the white words of a badge.
+#: Colours of a badge, whose words are white.
 _GOOD, _BAD = "#00664A", WARNING
 
 
 class Fold:
-    """One line; ``details``, text of any length, opens below it.  Stored as text it is the line alone.
+    """One line, below which ``details``, text of any length, opens. Stored as text it is the line alone.
 
     Args:
-        line: What is seen.
+        line: What is always seen.
         details: What opens.
-        prose: The details are sentences, which wrap where the page ends; a table does not.
-        is_wrong: The line says that something is wrong: it is red.
+        prose: The details are sentences, which wrap at the edge of the page; a table does not.
+        is_wrong: The line says that something is wrong, so it is red.
     """
 
     def __init__(self, line: str, details: str, prose: bool = False, is_wrong: bool = False):
@@ -42,11 +42,11 @@ class Fold:
 
 
 def worked(*steps: str) -> Fold:
-    """The answer to a problem that a reader works out first: a line a step, folded."""
+    """Fold the answer to a problem that a reader works out first, one line for each step."""
     return Fold("Answer", "\n".join(steps), prose=True)
 
 
-#: Of so many pairs each is shown, of more how many are equal.
+#: Up to this many pairs are shown one by one; of more only how many are equal.
 _LISTED = 4
 
 
@@ -54,9 +54,15 @@ _LISTED = 4
 class Comparison:
     """Pairs of a prediction and a count, of one kind.
 
-    A value is a number, the sizes of a tensor, or a statement, which is a boolean.  Values agree if they are equal:
+    A value is a number, the sizes of a tensor, or a statement, which is a boolean. Values agree if they are equal:
     there is no tolerance.
-    are_parts: the pairs are parts of one thing, so their sum means something.
+
+    Attributes:
+        what: What is compared, in words.
+        pairs: The values.
+        unit: Of the numbers.
+        sides: What the first and the second value of a pair are called.
+        are_parts: The pairs are parts of one thing, so their sum means something.
     """
 
     what: str
@@ -68,22 +74,25 @@ class Comparison:
     @property
     def unequal(self) -> list[tuple[Any, Any]]:
         """The pairs that do not agree."""
-        return [(one, other) for one, other in self.pairs if one != other]
+        return [(first, second) for first, second in self.pairs if first != second]
 
     @property
     def is_statement(self) -> bool:
-        """Whether it says yes or no, and no number."""
+        """Whether its values say yes or no, and are no numbers."""
         return isinstance(self.pairs[0][0], bool)
 
     def badge(self) -> str:
-        """The difference in a few words: ``0 apart``."""
+        """Return the difference in a few words: ``0 apart``."""
         numbers = [pair for pair in self.pairs if not isinstance(pair[0], (bool, list))]
         if not numbers:
             return f"{len(self.unequal)} of {len(self.pairs)} differ" if self.unequal else ""
-        return f"{_number(sum(abs(one - other) for one, other in numbers))} apart"
+        return f"{_number(sum(abs(first - second) for first, second in numbers))} apart"
 
     def sentence(self) -> str:
-        """What was predicted and what was counted: of parts the sum, of up to four other pairs each."""
+        """Return what was predicted and what was counted.
+
+        Parts are shown by their sum, up to four other pairs one by one, more pairs by how many are equal.
+        """
         if self.is_statement:
             return self.what
         if isinstance(self.pairs[0][0], list):
@@ -97,13 +106,13 @@ class Comparison:
         return f"{text} ({count})" if self.are_parts and len(self.pairs) > 1 else text
 
     def details(self) -> str:
-        """The sentence, and the pairs that differ."""
-        apart = [f"  {_number(one)} and {_number(other)} {self.unit}".rstrip() for one, other in self.unequal]
+        """Return the sentence, and the pairs that differ."""
+        apart = [f"  {_number(first)} and {_number(second)} {self.unit}".rstrip() for first, second in self.unequal]
         return "\n".join([f"{self.sentence()}: {self.badge()}", *apart])
 
 
 class CheckLines:
-    """Comparisons as they stand under a cell: one line each, with a badge that has a tick if nothing is apart."""
+    """Comparisons as shown under a cell: one line each, with a badge that has a tick if the values are equal."""
 
     def __init__(self, comparisons: Sequence[Comparison]):
         self._comparisons = comparisons
@@ -118,7 +127,10 @@ class CheckLines:
 
 
 class Checks:
-    """Every comparison of a chapter.  Each is shown under its cell by ``show``; the object itself sums them up."""
+    """Every comparison of a chapter.
+
+    ``show`` shows the new ones under a cell; the object itself is shown as their summary.
+    """
 
     def __init__(self) -> None:
         self._comparisons: list[Comparison] = []
@@ -132,9 +144,15 @@ class Checks:
         sides: tuple[str, str] = ("predicted", "counted"),
         are_parts: bool = False,
     ) -> None:
-        """Compare pairs of a prediction and a count, or of what ``sides`` says.  are_parts: of one sum.
+        """Compare pairs of a prediction and a count.
 
-        Raises ValueError if there are none: nothing compared is nothing that agrees.
+        Args:
+            what: What is compared, in words.
+            sides: What the two values of a pair are called, if not "predicted" and "counted".
+            are_parts: The pairs are parts of one sum.
+
+        Raises:
+            ValueError: There are no pairs, so nothing would be compared.
         """
         pairs = list(pairs)
         if not pairs:
@@ -142,19 +160,22 @@ class Checks:
         self._comparisons.append(Comparison(what, pairs, unit, sides, are_parts))
 
     def add_rows(self, what: str, predicted: Iterable[Row], counted: Iterable[Row]) -> None:
-        """Compare rows term by term.  A term that only one side has is 0 on the other."""
+        """Compare rows term by term. A term that only one side has counts as 0 on the other."""
         left, right = by_term(predicted), by_term(counted)
         pairs = [(left.get(term, 0), right.get(term, 0)) for term in {**left, **right}]
         self.add(what, [pair for pair in pairs if any(pair)], are_parts=True)
 
     def show(self) -> CheckLines | Fold:
-        """What was compared since the last call, in at most three lines; of more, one line with the rest in a fold."""
+        """Return what was compared since the last call.
+
+        Up to three comparisons are a line each; more are one line with the comparisons in its fold.
+        """
         new = self._comparisons[self._num_shown :]
         self._num_shown = len(self._comparisons)
         return CheckLines(new) if len(new) <= 3 else _summed_up(new)
 
     def summary(self) -> Fold:
-        """How many pairs of numbers are equal; the comparisons, a line each, in the fold."""
+        """Return how many pairs of all comparisons are equal, with the comparisons, one line each, in the fold."""
         return _summed_up(self._comparisons)
 
     def __repr__(self) -> str:
@@ -178,7 +199,7 @@ def _mark(is_good: bool, badge: str) -> str:
 
 
 def _badge_html(is_good: bool, badge: str, sentence: str, details: str = "") -> str:
-    """One line; a wrong one is red, in bold and announced to screen readers."""
+    """Return one line as HTML; a wrong one is red, in bold and announced to screen readers."""
     colour, role = (_GOOD, "note") if is_good else (_BAD, "alert")
     look = "margin: 0.15em 0" if is_good else f"margin: 0.15em 0; {_WRONG}"
     more = "" if is_good or not details else f"<pre>{escape(details)}</pre>"

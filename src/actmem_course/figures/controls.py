@@ -1,7 +1,7 @@
-"""What a reader can change, as plain data, and what a change does to the figures.
+"""What a reader can change, as plain data, and how a change moves the figures.
 
-A control offers only values that can be drawn: where they depend on other controls, they are a function of those
-before it.
+A control offers only values that can be drawn: where these depend on other controls, the values are a function of the
+controls before it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 from actmem.config import ConfigError
 from actmem_course.figures.marks import Axis, Drawing
 
-#: How a control looks: a slider over evenly spaced numbers, one that stops at given values, buttons, a checkbox, a
-#: slider that plays.
+#: How a control looks: a slider over evenly spaced numbers, a slider that stops at given values, buttons, a slider that
+#: moves by itself.
 RANGE, STOPS_ONLY, BUTTONS, PLAY = ("range", "stops", "buttons", "play")
 
 
@@ -24,8 +24,9 @@ class Control:
     """One thing that a reader can change.
 
     Attributes:
-        label: Its words.
-        values: What it offers, or a function that returns it; the function's arguments name earlier controls.
+        label: The words next to it.
+        values: What it offers, or a function that returns that; the names of the function's arguments are those of
+            earlier controls.
         start: The value that it begins with.
         look: RANGE, STOPS_ONLY, BUTTONS or PLAY.
     """
@@ -36,53 +37,64 @@ class Control:
     look: str
 
     def options(self, before: Mapping[str, Any]) -> list:
-        """The values on offer, given those of the controls before it, by name."""
+        """Return the values on offer.
+
+        Args:
+            before: The values of the controls before it, by name.
+        """
         if not callable(self.values):
             return list(self.values)
         return list(self.values(*(before[name] for name in inspect.signature(self.values).parameters)))
 
 
 def slider(letter: str, meaning: str, smallest: int, largest: int, step: int, start: int) -> Control:
-    """A slider over whole numbers, labelled ``s: tokens``.  Arrow keys move it by ``step``."""
+    """Make a slider over whole numbers, labelled ``s: tokens``. Arrow keys move it by ``step``."""
     return Control(f"{letter}: {meaning}", range(smallest, largest + 1, step), start, RANGE)
 
 
 def steps(letter: str, meaning: str, values: Sequence[int] | Callable[..., Sequence[int]], start: int) -> Control:
-    """A slider that stops at ``values`` only; arrow keys move it one stop."""
+    """Make a slider that stops at ``values`` only; arrow keys move it one stop."""
     return Control(f"{letter}: {meaning}", values, start, STOPS_ONLY)
 
 
 def play(letter: str, meaning: str, values: Sequence[int] | Callable[..., Sequence[int]], start: int) -> Control:
-    """A slider with a button that moves it on by itself, one stop after the other."""
+    """Make a slider with a button that moves it by itself, one stop after the other."""
     return Control(f"{letter}: {meaning}", values, start, PLAY)
 
 
 def choice(meaning: str, names: Sequence, start: Any) -> Control:
-    """A button for each name, of which one is pressed."""
+    """Make a button for each name, of which one is pressed."""
     return Control(meaning, list(names), start, BUTTONS)
 
 
 def fitted(controls: Mapping[str, Control], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """For each control the value on offer that is nearest to the one wanted."""
-    found: dict[str, Any] = {}
+    """Return for each control the value on offer that is nearest to the one wanted."""
+    values: dict[str, Any] = {}
     for name, control in controls.items():
-        options = control.options(found)
+        options = control.options(values)
         want = wanted[name]
-        found[name] = want if want in options else min(options, key=lambda option: abs(option - want))
-    return found
+        values[name] = want if want in options else min(options, key=lambda option: abs(option - want))
+    return values
 
 
 def shown_value(value: object) -> str:
-    """A value next to its slider: ``12,288``."""
+    """Return a value as shown next to its slider: ``12,288``."""
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
 class Moves:
     """The state of controls and of the figures that they change.
 
-    draw: takes the controls' values by name and returns a Drawing, or several.  controls: by the name of draw's
-    argument.  When one moves, those after it offer what fits it, and stay as near as they can to where the
-    reader put them.  values: what the controls say; drawings: what is on screen.
+    When a control moves, those after it offer what fits its value, and stay as near as they can to where the reader put
+    them.
+
+    Args:
+        draw: Takes the controls' values by name and returns a Drawing, or several.
+        controls: By the names of draw's arguments.
+
+    Attributes:
+        values: The controls' present values.
+        drawings: What is on screen.
     """
 
     def __init__(self, draw: Callable[..., Drawing | Sequence[Drawing]], controls: Mapping[str, Control]):
@@ -93,17 +105,20 @@ class Moves:
         self.drawings = self.drawn(self.values)
 
     def options(self, name: str) -> list:
-        """What a control offers beside the others' values."""
+        """Return what a control offers, given the others' present values."""
         return self.controls[name].options(self.values)
 
     def drawn(self, values: Mapping[str, Any]) -> list[Drawing]:
-        """What values look like in place of what is shown, whose axes stay if they can."""
+        """Draw the figures for these values, on the axes of the figures on screen where that is possible."""
         drawn = self._draw(**values)
         drawings = [drawn] if isinstance(drawn, Drawing) else list(drawn)
         return [after(*pair) for pair in zip(self.drawings, drawings, strict=True)] if self.drawings else drawings
 
     def move(self, name: str, value: Any) -> str:
-        """Put a control to a value.  Returns why it can't be drawn, or nothing; then ``drawings`` are new."""
+        """Set a control to a value and draw again.
+
+        Returns: "" if ``drawings`` are new; else the reason why the values can't be drawn.
+        """
         self._wanted = {**self._wanted, name: value}
         self.values = fitted(self.controls, self._wanted)
         try:
@@ -115,12 +130,15 @@ class Moves:
         return ""
 
 
-#: Below this share of a kept axis bars would be too short to read.
+#: An axis stays while the longest bar takes at least this share of it; shorter bars would be hard to read.
 _SHORTEST = 1 / 6
 
 
 def after(previous: Drawing, drawing: Drawing) -> Drawing:
-    """``drawing`` as it looks when it takes the place of ``previous``; unchanged if either names no axis."""
+    """Return ``drawing`` as it looks when it replaces ``previous``: on the same axis, unless its bars get too short.
+
+    It is unchanged if either has no Axis.
+    """
     if previous.axis is None or drawing.axis is None:
         return drawing
     need, kept = drawing.axis.end * drawing.axis.unit, previous.axis.end * previous.axis.unit

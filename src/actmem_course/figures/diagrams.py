@@ -1,4 +1,4 @@
-"""Diagrams of tensors and ranks: boxes, words between them, hidden axes."""
+"""Diagrams of tensors and ranks: boxes, and words between them, on hidden axes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 from actmem_course.figures.marks import Drawing, chart, line, points, words
 from actmem_course.figures.style import Fill
 
-#: A frame around boxes, and what is missing.
+#: The fill of a frame around boxes, and of a box for something that is missing.
 EMPTY = Fill("#FFFFFF", "")
-#: Invisible points that say what a box is, in a row across all boxes.
+#: How many invisible points with hover text there are across the whole diagram.
 _POINTS_ACROSS = 24
 
 
@@ -23,8 +23,8 @@ class Box:
         x, y: Its top left corner, in units of the diagram; y grows downwards.
         width, height: In the same units.
         fill: Its colour and pattern.
-        text: Inside.
-        hover: Shown when the pointer is on it.
+        text: What is written in it.
+        hover: What a pointer on it shows.
     """
 
     x: float
@@ -36,14 +36,15 @@ class Box:
     hover: str = ""
 
     def outline(self) -> tuple[list[float], list[float]]:
-        """Its corners, around and back to the first."""
+        """Return the x and the y of its corners, around and back to the first."""
         right, bottom = self.x + self.width, self.y + self.height
         return [self.x, right, right, self.x, self.x], [self.y, self.y, bottom, bottom, self.y]
 
 
 def boxes(all_boxes: Iterable[Box], text_size: int = 13) -> list[dict]:
-    """Diagrams of tensors and ranks: one outline for each fill, frames (EMPTY) behind the rest, then all words and
-    hover texts.
+    """Return the traces of these boxes.
+
+    An outline for each fill, frames (EMPTY) first; then all words and hover texts.
     """
     every = list(all_boxes)
     by_fill: dict[Fill, list[Box]] = {}
@@ -65,18 +66,22 @@ def boxes(all_boxes: Iterable[Box], text_size: int = 13) -> list[dict]:
 
 
 def _along(every: Sequence[Box]) -> list[dict]:
-    """More for the pointer to find, all along wide boxes."""
+    """Return invisible points along wide boxes, so that a pointer anywhere on them shows their hover text."""
     apart = max((box.x + box.width for box in every), default=1) / _POINTS_ACROSS
-    found = [(box, (i + 0.5) * apart) for box in every for i in range(int(box.width / apart))]
-    if not found:
+    places = [(box, (i + 0.5) * apart) for box in every for i in range(int(box.width / apart))]
+    if not places:
         return []
-    x, y = [box.x + at for box, at in found], [box.y + box.height / 2 for box, _ in found]
-    look: dict[str, Any] = {"showlegend": False, "customdata": [box.hover or box.text for box, _ in found]}
+    x, y = [box.x + at for box, at in places], [box.y + box.height / 2 for box, _ in places]
+    look: dict[str, Any] = {"showlegend": False, "customdata": [box.hover or box.text for box, _ in places]}
     return [points("", x, y, EMPTY.colour, "%{customdata}", size=22, opacity=0, **look)]
 
 
 def labels(placed: Iterable[tuple[float, float, str]], size: int = 14, position: str = "middle center") -> dict:
-    """Words without boxes: (x, y, text) each."""
+    """Return a plotly trace of words without boxes.
+
+    Args:
+        placed: x, y and text of each.
+    """
     xs, ys, texts = zip(*placed)
     return words(xs, ys, texts, size, position)
 
@@ -92,8 +97,13 @@ def diagram(
     top: float = 0,
     margins: tuple[int, int] = (12, 12),
 ) -> Drawing:
-    """A drawing of boxes: hidden axes, y downwards from ``top`` to ``height``; pixels: the figure's height; margins:
-    left and right, in pixels, for words beside the boxes.
+    """Make a drawing of boxes, with hidden axes and y growing downwards.
+
+    Args:
+        width, height: Where x and y end.
+        pixels: The figure's height.
+        left, top: Where x and y begin.
+        margins: Left and right, in pixels, for words beside the boxes.
     """
     hidden = {"visible": False, "fixedrange": True}
     return chart(

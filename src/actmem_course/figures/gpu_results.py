@@ -18,12 +18,12 @@ from actmem_course.figures.style import COMPARED, FILLS, HELD
 from actmem_course.figures.units import GIB, exact_text, milliseconds, size_text
 from actmem_course.others import paper
 
-#: Beside the package in a checkout; an installed package has none.
+#: The folder of results in a checkout; an installed package has none.
 RESULTS = Path(__file__).resolve().parents[3] / "labs" / "results"
-#: Names of steps that measure the same without the limit of memory end like this.
+#: The end of the names of rows that were measured without the limit of memory.
 _WITHOUT_LIMIT = ", all of this card"
 _SIDES = (FILLS["second number"], FILLS["ours"])
-#: Rows of table 4 that recompute, and the rows of a result whose second run goes to its end, as the paper's does.
+#: For each row of table 4 that recomputes, the row of a result whose second run goes to its end, as the paper's does.
 _TO_ITS_END = {
     "selective": "selective, literal",
     "selective + sequence parallel": "selective + SP, literal",
@@ -35,21 +35,23 @@ Result = Mapping[str, Any]
 
 
 def newest(step: str, folder: Path = RESULTS) -> Result:
-    """The newest file that has a step of measure_gpu.py.  Raises FileNotFoundError if none has it."""
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
-    having = [one for one in found if one.get(step)]
-    if not having:
+    """Return the newest result with what is drawn of a step of measure_gpu.py; FileNotFoundError if none has it."""
+    results = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+    # Of the wall its curve is drawn too: a run that was killed, or one on a small GPU, may have none.
+    drawn = "curve" if step == "wall" else "name"
+    with_step = [result for result in results if any(row.get(drawn) for row in result.get(step, []))]
+    if not with_step:
         raise FileNotFoundError(f"no GPU's results in {folder}: python labs/measure_gpu.py measures them")
-    return max(having, key=lambda one: one["date"])
+    return max(with_step, key=lambda result: result["date"])
 
 
 def device(result: Result) -> str:
-    """The GPU's name without its maker, as in ``H200``."""
+    """Return the GPU's name without its maker, as in ``H200``."""
     return result["machine"]["device"].removeprefix("NVIDIA ")
 
 
 def conditions(result: Result) -> str:
-    """What ran where, and what the times leave out."""
+    """Return in two lines what ran where, and what the times leave out."""
     machine, ranks = result["machine"], result["settings"]["tensor_parallel_size"]
     return (
         f"One {machine['device']}, torch {machine['torch']}, {result['settings']['dtype']}, as one emulated rank of "
@@ -58,12 +60,12 @@ def conditions(result: Result) -> str:
 
 
 def named(rows: list[dict]) -> dict[str, dict]:
-    """Rows of one step by their names."""
+    """Return the rows of one step by the value of their key ``name``."""
     return {row["name"]: row for row in rows}
 
 
 def wall_bars(result: Result) -> Drawing:
-    """Predicted peak of each rung beside what was allocated, or where memory ran out, against the limit."""
+    """Draw the predicted peak of each rung beside its measured peak, or where memory ran out, against the limit."""
     rows = named(result["wall"])
     rungs = {
         "no parallelism" if name == "none" else name: row
@@ -99,7 +101,7 @@ def wall_bars(result: Result) -> Drawing:
 
 
 def _outcome(row: dict, without_limit: dict | None) -> str:
-    """Where memory ran out, and what the step takes without the limit; "" if it didn't."""
+    """Return in words where memory ran out, and what the step takes without the limit; "" if it fit."""
     if not row["out_of_memory"]:
         return ""
     where = f"in {row['out_of_memory'].partition(':')[0]}".replace("in building", "while building")
@@ -109,26 +111,27 @@ def _outcome(row: dict, without_limit: dict | None) -> str:
 
 
 def wall_remainder(result: Result) -> Fold:
-    """How much more was allocated than predicted, and what of it has a name."""
+    """Say how much more was allocated than predicted, and how much of that is explained."""
     rows = [row for row in result["wall"] if row["peak_bytes"]]
     shares = [row["peak_bytes"] / row["predicted_bytes"] - 1 for row in rows]
-    rest = {
+    unexplained = {
         row["name"].removesuffix(_WITHOUT_LIMIT): row["peak_bytes"]
         - row["predicted_bytes"]
         - sum(row["unbilled"].values())
         for row in rows
     }
     return Fold(
-        f"Measured is {min(shares):.2%} to {max(shares):.2%} more than predicted; "
-        f"up to {size_text(max(rest.values()))} of it we can't explain yet",
+        f"Measured is {min(shares):.2%} to {max(shares):.2%} more than predicted",
         f"The prediction has no {', '.join(rows[0]['unbilled'])}. The GPU's run measured them: what is left beyond "
-        f"them is {', '.join(f'{size_text(size)} ({name})' for name, size in rest.items())}.",
+        f"them is {', '.join(f'{size_text(size)} ({name})' for name, size in unexplained.items())}. With selective or "
+        "elementwise recomputation, that is memory which CUDA's softmax takes for itself in backward. The others we "
+        "can't explain yet.",
         prose=True,
     )
 
 
 def step_curve(result: Result) -> Drawing:
-    """Bytes allocated over one training step, forward and backward."""
+    """Draw the bytes allocated over one training step, forward and backward."""
     row = next(row for row in result["wall"] if row.get("curve"))
     times, sizes = zip(*row["curve"])
     static, peak, end = row["static_bytes"], row["peak_bytes"], times[-1]
@@ -149,7 +152,7 @@ def step_curve(result: Result) -> Drawing:
 
 
 def table4_bars(result: Result) -> Drawing:
-    """Time that recomputation adds to a layer of the 22B model, on this GPU and on the paper's."""
+    """Draw the time that recomputation adds to a layer of the 22B model, on this GPU and on the paper's."""
     rows = named(named(result["table4"])["22B"]["rows"])
     name = device(result)
     # In whole percent, as the paper prints them.
@@ -173,7 +176,7 @@ def table4_bars(result: Result) -> Drawing:
 
 
 def layer_times(result: Result) -> Fold:
-    """How much of a layer's time its matmuls take, and what got faster since the A100."""
+    """Say how much of a layer's time its matmuls take, and how much faster this GPU is than an A100."""
     modes, (rates,) = named(result["modes"]), result["rates"]
     matmuls = rates["flops_per_second"] / A100_FLOPS_PER_SECOND
     memory = rates["copy_bytes_per_second"] / A100_BYTES_PER_SECOND

@@ -1,7 +1,8 @@
 """What a cell shows, in a notebook or on a page of the site: figures, controls that change them, a question about them.
 
-``figures.js`` draws both.  It gets the state as JSON and asks for the next one when a control moves.  A page asks the
-Python in the page, which has no ipywidgets, no plotly and no numpy.  A notebook asks its kernel (``live``).
+``figures.js`` draws all of it, in both places. It gets the state as JSON and asks for the next one when a control
+moves. A page asks Python inside the page, which has no ipywidgets, no plotly and no numpy. A notebook asks its kernel
+(``live``).
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from actmem_course.figures.units import three_digits
 
 @dataclass
 class Question:
-    """Asks for a number before it is shown.
+    """Asks a reader for a number before the figure shows it.
 
     Attributes:
         question: One sentence.
         answer: The number, in ``unit``.
-        because: Shown with the answer.
+        because: The reason, shown with the answer.
         line: Where a guess stands in the figure.
     """
 
@@ -37,7 +38,7 @@ class Question:
     line: GuessLine | None = None
 
     def reply(self) -> str:
-        """The answer and its reason, as "show me" brings them; after a guess the page adds how far off it was."""
+        """Return the answer and its reason, as "show me" shows them; after a guess the page adds how far off it was."""
         number = f"{int(self.answer):,}" if self.answer == int(self.answer) else three_digits(self.answer)
         unit = self.unit if self.unit in ("", "%") else f" {self.unit}"
         return f"It is {number}{unit}." + (f"\n{self.because}" if self.because else "")
@@ -52,36 +53,42 @@ class LiveCell:
 
     Attributes:
         moves: The figures and their controls.
-        question: About them.
-        shows: The controls that show its answer, with their values.
+        question: A question about them; None: there is none.
+        shows: Values of controls at which the figures show the answer.
     """
 
     moves: Moves
     question: Question | None = None
     shows: Mapping[str, Any] = field(default_factory=dict)
-    #: Moves that a page asked for before a reader did, by control and place: what they lead to, and its message.
+    #: Moves that a page asked for before a reader made them, by control and place: the moved figures and the message.
     _ahead: dict[tuple[str, int], tuple[Moves, str]] = field(default_factory=dict, init=False)
 
     @classmethod
     def panel(cls, draw: Callable[..., Drawing | Sequence[Drawing]], **controls: Control) -> LiveCell:
-        """Controls above the figures that they change; ``draw`` takes their values by name.
+        """Show controls above the figures that they change; ``draw`` takes their values by name.
 
-        If it raises ConfigError, its message is shown in letters, and the figures stay as they were.
+        If ``draw`` raises ConfigError, its message is shown, and the figures stay as they were.
         """
         return cls(Moves(draw, controls))
 
     @classmethod
     def figure(cls, drawing: Drawing) -> LiveCell:
-        """A figure alone."""
+        """Show a figure without controls."""
         return cls(Moves(lambda: drawing, {}))
 
     @classmethod
     def reveal(cls, question: Question, panel: LiveCell, **shows: Any) -> LiveCell:
-        """A question and, below it, the panel that raises it; an answer moves the panel to ``shows``."""
+        """Show a question and, below it, the panel that it is about; an answer moves the panel to ``shows``."""
         return cls(panel.moves, question, shows)
 
     def state(self) -> dict:
-        """Controls with what they offer, the drawings, and the question."""
+        """Return what the cell shows, as JSON can hold it.
+
+        Returns:
+            ``controls``: by name, each with its label, look, options and present place.
+            ``drawings``: for plotly.js, with their alt texts.
+            ``question``: its text and unit, or None.
+        """
         return self._state(self.moves)
 
     def _state(self, moves: Moves) -> dict:
@@ -92,7 +99,12 @@ class LiveCell:
         }
 
     def stored(self) -> dict:
-        """How it begins and, for a question, the state that shows its answer: no page waits for Python with these."""
+        """Return what a page can show before its Python has started.
+
+        Returns:
+            ``state``: the first state.
+            ``answer``: what the method ``answer`` would return, if there is a question.
+        """
         if self.question is None:
             return {"state": self.state()}
         after = copy.copy(self)
@@ -100,24 +112,29 @@ class LiveCell:
         return {"state": self.state(), "answer": after.answer()}
 
     def answer(self) -> dict:
-        """The state that shows the answer, with what a guess is judged by."""
+        """Move the controls to the answer and return the state there.
+
+        Returns:
+            The state, with the ``number`` that a guess is compared with, the ``reply``, and, if guesses have one, their
+                ``line``.
+        """
         asked = self.question
         assert asked is not None
         self._ahead = {}
         for name, value in self.shows.items():
             self.moves.move(name, value)
-        said = {**self.state(), "number": asked.answer, "reply": asked.reply()}
+        state = {**self.state(), "number": asked.answer, "reply": asked.reply()}
         if asked.line is None:
-            return said
+            return state
         axis = self.moves.drawings[asked.line.figure].axis
-        return {**said, "line": {**asdict(asked.line), "unit": axis.unit if axis else 1, "shape": asked.line.shape()}}
+        return {**state, "line": {**asdict(asked.line), "unit": axis.unit if axis else 1, "shape": asked.line.shape()}}
 
     def next(self, asked: Mapping[str, Any]) -> dict:
-        """The state after a move of a control, or after an answer.
+        """Return the state after a move of a control, or after an answer.
 
         Args:
-            asked: ``answer``; or a ``control`` and the ``place`` of its new option.  With ``ahead`` the figure stays
-                as it is, and the state is that to which the move would lead.
+            asked: Has the key ``answer``; or a ``control`` and the ``place`` of its new option. With the key ``ahead``
+                the figure stays as it is, and the state is that to which the move would lead.
 
         Returns:
             The state; its ``message`` says why a move can't be drawn.
@@ -136,7 +153,7 @@ class LiveCell:
         return {**self._state(moves), "message": message}
 
     def _repr_mimebundle_(self, **kwargs: object) -> dict:
-        """What a notebook displays.  Pages never ask for it, so they need none of the widgets' packages."""
+        """Return what a notebook displays. Pages never call it, so they need none of the widgets' packages."""
         return import_module("actmem_course.figures.live").widget_bundle(self)
 
     def __repr__(self) -> str:
@@ -156,14 +173,14 @@ def _offered(moves: Moves, name: str) -> dict:
     }
 
 
-#: What a notebook calls to show something.
+#: What chapters call to show something.
 Panel, LiveFigure, Reveal, Prediction = LiveCell.panel, LiveCell.figure, LiveCell.reveal, Question
 #: The names of these calls.  A cell of nothing else is folded, since a reader came for the figure.
 SHOWN = {"Panel", "LiveFigure", "Prediction", "Reveal"}
 
 
 def run_cell(code: str) -> LiveCell:
-    """Run a cell whose last line makes a figure, and return that."""
+    """Run a cell whose last line makes a LiveCell, and return that."""
     *before, last = ast.parse(code).body
     assert isinstance(last, ast.Expr)
     names: dict[str, Any] = {}
@@ -172,15 +189,22 @@ def run_cell(code: str) -> LiveCell:
 
 
 class Page:
-    """The figures of a page, by the names of their cells.  Made when they are first asked for."""
+    """The figures of a page, by the names of their cells. Each is made when it is first asked for.
+
+    Args:
+        cells: JSON, the code of each cell by the cell's name.
+    """
 
     def __init__(self, cells: str):
         self._cells: dict[str, str] = json.loads(cells)
         self._shown: dict[str, LiveCell] = {}
 
     def ask(self, message: str) -> str:
-        """Answer one message of the page: ``{"cell": …}`` with a control's name and place, that its answer is shown, or
-        that it should be ready.
+        """Answer one message of the page, as JSON.
+
+        Args:
+            message: JSON with the ``cell``, and what ``LiveCell.next`` takes; or with ``ready``, which only makes the
+                cell's figure.
         """
         asked = json.loads(message)
         cell = asked["cell"]

@@ -1,11 +1,12 @@
-"""The one picture of the course: a transformer layer, a row for each tensor that it saves for backward.
+"""The one picture of the course: a transformer layer, with a row for each tensor that it saves for backward.
 
-A box is as wide as its bytes, in the colour of its kind (``style.FILLS``).  Each rank has a column, so that a sharded
-tensor is narrow in all of them, and a copied one as wide as ever.  What is recomputed is hatched, what is offloaded
-stands in a column of its own, and a collective is a row of arrows between the ranks with the bytes that each sends.
+A box is as wide as its bytes, in the colour of its kind (``style.FILLS``). Each rank has a column, so that a sharded
+tensor is narrow in all of them, and a copied one has its full width in each. What is recomputed is hatched, what is
+offloaded stands in a column of its own, and a collective is a row of arrows between the ranks with the bytes that each
+sends.
 
-``layer_picture`` draws the paper's layer and today's; ``block_picture`` what a chapter has changed in the blocks;
-``pipeline_picture`` the microbatches in flight.  Every number comes from actmem's formulas.
+``layer_picture`` draws the paper's layer and today's; ``block_picture`` draws blocks that a chapter has changed;
+``pipeline_picture`` draws the microbatches in flight. Every number comes from actmem's formulas.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from actmem_more.llama_terms import FLOAT32, context_collectives, llama_rows
 Shape = ModelShape | LlamaShape
 #: Which collectives are drawn: those of a pass, or those that recomputation repeats in backward.
 PHASES = ("", "forward", "recompute", "backward")
-#: How c ranks share a sequence in the picture: as ``CONTEXT_KINDS`` says, or K and V from rank to rank around a ring.
+#: How c ranks share a sequence in the picture: "gather" and "ulysses" as in ``llama_shape.CONTEXT_KINDS``; "ring" sends
+#: K and V from rank to rank around a ring.
 CONTEXT_KINDS = ("gather", "ring", "ulysses")
 COPIED, ALONG_S = "a copy on every rank", "sharded along s"
 
@@ -49,28 +51,29 @@ def layer_picture(
     routed_tokens: Sequence[int] = (),
     title: str = "",
 ) -> Drawing:
-    """The layer with all that it saves for backward on each rank.
+    """Draw the layer with everything that it saves for backward on each rank.
 
     Args:
         shape: The paper's layer, or one of today's: Llama's, with experts, with latent attention.
-        parallel: t ranks share the layer, under sequence parallelism or not, or c ranks share its sequence.
+        parallel: t ranks share the layer, with or without sequence parallelism, or c ranks share its sequence.
         recompute: A mode, a set of terms to recompute, or an action for each term, as ``layer_rows`` takes it.
-        collectives: "forward", "backward" or "recompute" draws the collectives of a pass, or of forward's second run;
-            "" none.  In backward the arrows point upwards.
-        stored: How many tensors the forward pass has stored so far; None for all.  The last one is framed.
-        in_memory: The terms in memory at a moment, in place of those that the forward pass saves.  Recomputed ones
-            among them are framed.
+        collectives: "forward" and "backward" draw the collectives of that pass, "recompute" those that backward
+            repeats, "" none. In backward the arrows point upwards.
+        stored: How many tensors the forward pass has stored so far; None for all. The last one is framed.
+        in_memory: The terms in memory at a moment, in place of those that the forward pass saves. Recomputed ones among
+            them are framed.
         not_saved: Terms that no gradient reads, because their weights are frozen.
         keeps_gathered: The plain form of sequence parallelism, which saves the gathered inputs whole.
         context_kind: How c ranks share a sequence, one of CONTEXT_KINDS.
-        routed_tokens: Of experts, the pairs of a token and an expert on each rank; if empty, alike on all.
-        title: In place of the finding that the picture states by itself.
+        routed_tokens: For experts, how many pairs of a token and an expert each rank has; if empty, all have the same
+            number.
+        title: Replaces the finding that the picture states by itself.
 
     Returns:
         A drawing whose boxes are as wide as their bytes.
 
     Raises:
-        ConfigError: If the ranks can't share the layer, a set can't be recomputed, or another argument is out of range.
+        ConfigError: The ranks can't share the layer, a set can't be recomputed, or another argument is out of range.
     """
     check_choice("collectives", collectives, PHASES)
     check_choice("context_kind", context_kind, CONTEXT_KINDS)
@@ -105,12 +108,12 @@ def block_picture(
     title: str,
     ranks: int = 1,
 ) -> Drawing:
-    """The picture of any blocks: those of ``layer_blocks``, some of them changed by ``dataclasses.replace``.
+    """Draw any blocks: those of ``layer_blocks``, some of them changed by ``dataclasses.replace``.
 
     Args:
-        blocks: A row each.
+        blocks: One for each row.
         title: The finding.
-        ranks: Columns.
+        ranks: How many columns.
     """
     sketch = Sketch(blocks, ranks)
     sketch.draw((), _regions(blocks))
@@ -125,9 +128,10 @@ def layer_blocks(
     context_kind: str = "gather",
     routed_tokens: Sequence[int] = (),
 ) -> list[Block]:
-    """The saved tensors of a layer, after the forward pass; arguments as those of ``layer_picture``.
+    """List the saved tensors of a layer, after the forward pass; the arguments are those of ``layer_picture``.
 
-    Raises: ConfigError as ``layer_picture``, or if both t and c are larger than 1: a picture has one kind of rank.
+    Raises:
+        ConfigError: As ``layer_picture``, or both t and c are larger than 1: a picture has one kind of rank.
     """
     t, c = parallel.tensor_parallel_size, parallel.context_parallel_size
     ranks = max(t, c)
@@ -137,32 +141,38 @@ def layer_blocks(
         )
     if routed_tokens:
         check_choice("number of routed_tokens", len(routed_tokens), [ranks])
-    terms, whole, shards, held = _rows(shape, parallel, recompute, "ulysses" if context_kind == "ulysses" else "gather")
+    # A ring saves what "gather" saves: K and V go around in place of the all-gather.
+    saved_as = "ulysses" if context_kind == "ulysses" else "gather"
+    terms, unsharded_rows, rank_rows, kept_rows = _rows(shape, parallel, recompute, saved_as)
     actions = {**dict.fromkeys(terms.dropped(recompute), "recompute"), **terms.stored(recompute)}
-    of_whole = {row.term: row for row in whole}
-    sizes, left = {row.term: row.bytes for row in whole}, {row.term: row.bytes for row in held}
-    sizes["attention output before all-to-all"] = sizes.get("attention projection input", 0)
-    plain = _edges(shape, parallel)[0] if keeps_gathered and parallel.sequence_parallel else ()
+    unsharded, kept_bytes = {row.term: row for row in unsharded_rows}, {row.term: row.bytes for row in kept_rows}
+    unsharded_bytes = {row.term: row.bytes for row in unsharded_rows}
+    unsharded_bytes["attention output before all-to-all"] = unsharded_bytes.get("attention projection input", 0)
+    gathered_terms = _edges(shape, parallel)[0] if keeps_gathered and parallel.sequence_parallel else ()
     blocks = []
-    for row in shards:
-        if row.term in plain:
-            row = replace(row, bytes=sizes[row.term], split_by=1)
-            left[row.term] = row.bytes
-        action = actions.get(row.term, "keep" if row.term in left else "recompute")
-        block = Block(row, sizes[row.term], left.get(row.term, row.bytes), action, action in ("keep", "compress"))
-        of_rank = _by_rank(row, shape, parallel, routed_tokens)
+    for row in rank_rows:
+        if row.term in gathered_terms:
+            row = replace(row, bytes=unsharded_bytes[row.term], split_by=1)
+            kept_bytes[row.term] = row.bytes
+        action = actions.get(row.term, "keep" if row.term in kept_bytes else "recompute")
+        is_present, held = action in ("keep", "compress"), kept_bytes.get(row.term, row.bytes)
+        block = Block(row, unsharded_bytes[row.term], held=held, action=action, is_present=is_present)
+        by_rank = _by_rank(row, shape, parallel, routed_tokens)
         split = _split(block, shape, parallel, context_kind) if ranks > 1 else ""
         formula = _formula(row, shape, parallel)
-        if formula and len(set(of_rank)) > 1:  # no rank has the even share that the formula of one rank says
-            formula = f"{_formula(of_whole[row.term], shape, Parallel())} in all"
-        blocks.append(replace(block, by_rank=of_rank, split=split, formula=formula))
+        if formula and len(set(by_rank)) > 1:  # no rank has the even share that the formula of one rank says
+            formula = f"{_formula(unsharded[row.term], shape, Parallel())} in all"
+        blocks.append(replace(block, by_rank=by_rank, split=split, formula=formula))
     return blocks
 
 
 def _rows(
     shape: Shape, parallel: Parallel, recompute: Mode, context_kind: str
 ) -> tuple[LayerTerms, list[Row], list[Row], list[Row]]:
-    """The layer's terms, and its rows without parallelism, as one rank saves them, and with recomputation."""
+    """Return the layer's terms, and its rows in three forms.
+
+    Returns: the terms; the rows without parallelism; the rows as one rank saves them; and these with recomputation.
+    """
     if isinstance(shape, ModelShape):
         shards = layer_rows(shape, parallel)
         return PAPER_LAYER, layer_rows(shape), shards, layer_rows(shape, parallel, recompute)
@@ -175,7 +185,7 @@ def _rows(
 
 
 def _together(rows: Sequence[Row], alike: Collection[str]) -> list[Row]:
-    """Rows with statistics that the ranks share alike in one, at the end: each is too small to see."""
+    """Join the statistics that the ranks share in the same way to one row, at the end: each is too small to see."""
     small, others = ([row for row in rows if (row.term in alike) == is_small] for is_small in (True, False))
     return [*others, replace(small[0], term="statistics", bytes=sum(row.bytes for row in small))] if small else others
 
@@ -189,7 +199,7 @@ def _formula(row: Row, shape: Shape, parallel: Parallel) -> str:
 
 
 def _split(block: Block, shape: Shape, parallel: Parallel, context_kind: str) -> str:
-    """How the ranks share a tensor."""
+    """Return in words how the ranks share a tensor."""
     term, t, shared_by = block.row.term, parallel.tensor_parallel_size, term_of(block.row).shared_by
     if block.row.bytes == block.whole:
         return COPIED
@@ -206,14 +216,14 @@ def _split(block: Block, shape: Shape, parallel: Parallel, context_kind: str) ->
 
 
 def _is_of_experts(row: Row, shape: Shape) -> bool:
-    """Whether the ranks share it by whole experts, and it grows with the tokens that come to them."""
+    """Return whether the ranks share a tensor by whole experts, so that it grows with the tokens that these get."""
     by = term_of(row).shared_by
     is_routed = by == "experts" or (by == "width" and not row.term.startswith("shared"))
     return is_routed and isinstance(shape, LlamaShape) and bool(shape.num_experts)
 
 
 def _by_rank(of: Row, shape: Shape, parallel: Parallel, routed_tokens: Sequence[int]) -> tuple[int, ...]:
-    """Bytes of a tensor of experts on each rank, by the pairs that it takes."""
+    """Return the bytes of an expert's tensor on each rank, by the pairs that it takes; empty for other tensors."""
     if isinstance(shape, ModelShape) or not _is_of_experts(of, shape):
         return ()
     rows = [row for tokens in routed_tokens for row in llama_rows(shape, parallel, routed_tokens=tokens)]
@@ -221,26 +231,24 @@ def _by_rank(of: Row, shape: Shape, parallel: Parallel, routed_tokens: Sequence[
 
 
 def _with_gathered_again(block: Block, moves: Sequence[Transfer]) -> Block:
-    """With what backward gathers for a moment: the rest of a tensor whose shard is saved.  K and V come together."""
+    """Add what backward gathers for a moment: the rest of a tensor of which a shard is saved. K and V come together."""
     again = {move.after for move in moves if move.gathers_again}
     is_gathered = block.row.term in again or (block.row.term == "K" and "V" in again)
     return replace(block, gathered=block.whole - block.row.bytes) if is_gathered else block
 
 
 def _regions(blocks: Sequence[Block]) -> dict[str, str]:
-    """How the ranks share the blocks, above the first of each run that they share alike."""
-    found = {}
-    for split, run in groupby(blocks, lambda block: block.split):
-        found[next(run).row.term] = split
-    return found
+    """Return how the ranks share the blocks, by the first term of each run of blocks shared in the same way."""
+    return {next(run).row.term: split for split, run in groupby(blocks, lambda block: block.split)}
 
 
 def transfers(
     shape: Shape, parallel: Parallel, phase: str, recompute: Mode = "none", context_kind: str = "gather"
 ) -> list[Transfer]:
-    """The collectives of a pass, each below the tensor that it follows in the forward pass; 16 bits.
+    """List the collectives of a pass, each below the tensor that it follows in the forward pass; 16 bits.
 
-    Raises: ConfigError for layers whose collectives actmem has no formula for.
+    Raises:
+        ConfigError: actmem has no formula for the layer's collectives.
     """
     if isinstance(shape, LlamaShape):
         if shape.latent or shape.shared_ffn_size:
@@ -279,7 +287,9 @@ def transfers(
 
 
 def _edges(shape: Shape, parallel: Parallel) -> tuple[Sequence[str], Sequence[str]]:
-    """Inputs of the column-parallel matmuls, where f and g stand, and of the row-parallel ones, before f̄ and ḡ."""
+    """Return the inputs of the column-parallel matmuls (where f and g are) and of the row-parallel ones (before f̄ and
+    ḡ).
+    """
     if isinstance(shape, ModelShape):
         return ("QKV projection input", "h→4h input"), ("attention projection input", "4h→h input")
     starts, ends = ("QKV projection input", "gate and up input"), ("attention projection input", "down input")
@@ -290,7 +300,7 @@ def _edges(shape: Shape, parallel: Parallel) -> tuple[Sequence[str], Sequence[st
 
 
 def _of_experts(shape: LlamaShape, parallel: Parallel, phase: str) -> list[Transfer]:
-    """Tokens to the ranks of their experts and back, and their weights."""
+    """List what brings tokens and their weights to the ranks of their experts, and back."""
     t, taken = parallel.tensor_parallel_size, shape.experts_per_token or 0
     pairs = shape.seq_length * shape.micro_batch_size * taken // parallel.sequence_parts
     if not parallel.sequence_parallel:
@@ -309,8 +319,10 @@ def _of_experts(shape: LlamaShape, parallel: Parallel, phase: str) -> list[Trans
 
 
 def _as_routed(move: Transfer, routed_tokens: Sequence[int]) -> Transfer:
-    """An all-to-all of the forward pass with what the busiest rank sends: to the experts of others all that it has, and
-    from its own experts all but its own.
+    """Give an all-to-all of the forward pass the bytes that the busiest rank sends.
+
+    On the way to the experts a rank sends all that it has for experts of other ranks; on the way back it sends all that
+    its experts took, without its own tokens.
     """
     (each,), even = move.collectives, Fraction(sum(routed_tokens), len(routed_tokens))
     times = max(routed_tokens) / even - 1 if move.after == "down input" else 1
@@ -318,7 +330,7 @@ def _as_routed(move: Transfer, routed_tokens: Sequence[int]) -> Transfer:
 
 
 def _among_context_ranks(shape: LlamaShape, parallel: Parallel, phase: str, context_kind: str) -> list[Transfer]:
-    """K and V to all ranks, at once or around a ring, or all-to-alls from tokens to heads and back."""
+    """List what brings K and V to all ranks, at once or around a ring, or tokens to heads and back."""
     kind = "gather" if context_kind == "ring" else context_kind
     collectives = [each for each in context_collectives(shape, parallel, kind) if each.phase == phase]
     if kind == "ulysses":
@@ -336,7 +348,7 @@ def _among_context_ranks(shape: LlamaShape, parallel: Parallel, phase: str, cont
 
 
 def _finding(blocks: Sequence[Block], ranks: int) -> str:
-    """What the picture shows, in two lines at most."""
+    """Return what the picture shows, in two lines at most."""
     held = sum(block.on_device for block in blocks)
     who = f"Each of {ranks} ranks" if ranks > 1 else "One layer"
     actions = (("recompute", "recomputed"), ("offload", "on the host"), ("not saved", "not saved"))
@@ -350,7 +362,7 @@ def _finding(blocks: Sequence[Block], ranks: int) -> str:
         return f"{who} saves {size_text(held)} {where};<br>{', '.join(gone)}"
     if any(block.by_rank for block in blocks):
         return f"The fullest of {ranks} ranks saves {size_text(held)} for backward"
-    says = f"{who} saves {size_text(held)} for backward"
+    saved = f"{who} saves {size_text(held)} for backward"
     if ranks > 1:
         copied = sum(block.on_device for block in blocks if block.row.split_by < ranks)
         more = (
@@ -358,17 +370,22 @@ def _finding(blocks: Sequence[Block], ranks: int) -> str:
             if copied
             else "each byte is on one rank only"
         )
-        return f"{says};<br>{more}"
+        return f"{saved};<br>{more}"
     most = max(block.on_device for block in blocks)
     largest = [block.row.term for block in blocks if block.on_device == most]
     if len(largest) > 2:
-        return f"{says};<br>most in {len(largest)} tensors: {most / held:.0%} each"
+        return f"{saved};<br>most in {len(largest)} tensors: {most / held:.0%} each"
     each = " each" if len(largest) > 1 else ""
-    return f"{says};<br>most in {' and '.join(largest)}: {most / held:.0%}{each}"
+    return f"{saved};<br>most in {' and '.join(largest)}: {most / held:.0%}{each}"
 
 
 def _now_finding(blocks: Sequence[Block], saved: Sequence[Block], now: Block | None) -> str:
-    """What is in memory at a moment.  saved: the same blocks after the forward pass.  now: stored last."""
+    """Return what is in memory at a moment, in words.
+
+    Args:
+        saved: The same blocks after the forward pass.
+        now: The block that was stored last; None: the moment isn't one of the forward pass's steps.
+    """
     held, of_all = (size_text(sum(block.on_device for block in each)) for each in (blocks, saved))
     if now is None:
         return f"In memory now: {held};<br>after the forward pass: {of_all}"

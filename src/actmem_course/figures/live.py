@@ -1,12 +1,12 @@
 """Figures that move in a notebook: what ``in_page`` shows, drawn by ``figures.js`` in a widget.
 
-plotly's own FigureWidget sends plotly.js (5 MB) with every figure, and after each change answers
-with the whole state of the figure.  Here plotly.js is sent once for each kernel, by PlotlyScript.
-The widget's state is the current one, so a reloaded page shows what was there.
+plotly's own FigureWidget sends plotly.js (5 MB) with every figure, and after each change answers with the whole state
+of the figure. Here PlotlyScript sends plotly.js once for each kernel. The widget's state is the current one, so a
+reloaded page shows what was there.
 
-anywidget gives a widget two seconds to start; one that needs longer starts, but never receives another
-message.  plotly.js keeps a slow page busy for longer than that.  A model of ipywidgets' own has no such
-limit, so what the kernel changes later travels in one, and the widget's script listens to it: ``Carried``.
+anywidget gives a widget two seconds to start; one that needs longer starts, but never receives another message.
+plotly.js keeps a slow page busy for longer than that. A model of ipywidgets' own has no such limit, so what the kernel
+changes later travels in such a model, to which the widget's script listens: ``Carried``.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ import traitlets
 
 from actmem_course.figures.in_page import LiveCell
 
-#: Set by the build of the notebooks: figures then also display the data of a picture.
+#: The environment variable that the build of the notebooks sets: figures then also display the data of a picture.
 PICTURES = "ACTMEM_PICTURES"
 PICTURE_MIME = "application/vnd.actmem.drawing+json"
 WIDGET_MIME = "application/vnd.jupyter.widget-view+json"
 
 
 def script(*files: str) -> str:
-    """Files of this folder one after the other: the parts of a widget's module, or its style."""
+    """Return files of this folder joined one after the other: the parts of a widget's module, or its style."""
     return "\n".join(Path(__file__).with_name(file).read_text(encoding="utf-8") for file in files)
 
 
 class Carried(anywidget.AnyWidget):
-    """A widget with values that the kernel changes while it is on screen; anything that JSON can hold."""
+    """A widget with values that the kernel changes while it is on screen; they can be anything that JSON can hold."""
 
     carrier = traitlets.Instance(ipywidgets.HTML).tag(sync=True, **ipywidgets.widget_serialization)
 
@@ -43,7 +43,7 @@ class Carried(anywidget.AnyWidget):
         super().__init__(carrier=ipywidgets.HTML(json.dumps(carried)), **traits)
 
     def carry(self, **values: object) -> None:
-        """Change some of the values, in one message."""
+        """Replace some of the values, and send all of them to the page in one message."""
         self.carried = {**self.carried, **values}
         self.carrier.value = json.dumps(self.carried)
 
@@ -55,13 +55,13 @@ _MODULE = "const module = {{ exports: {{}} }};\n{}\nexport default module.export
 class PlotlyScript(anywidget.AnyWidget):
     """Holds plotly.js for all figures of this kernel; made by the first of them, never displayed.
 
-    A page that is loaded again gets the widgets of its kernel in one message, and ipywidgets gives up
-    on an output whose widget is late: so plotly.js is not part of that message, and is sent on request.
+    A page that is loaded again gets all widgets of its kernel in one message, and ipywidgets gives up on an output
+    whose widget is late. So plotly.js is not part of that message, and is sent on request.
     """
 
     @classmethod
     def send(cls) -> PlotlyScript:
-        """The kernel's one PlotlyScript; a new one if it was closed."""
+        """Return the kernel's one PlotlyScript, or a new one if that was closed."""
         if cls._sent is None or cls._sent.comm is None:
             import plotly
 
@@ -85,7 +85,7 @@ class PlotlyScript(anywidget.AnyWidget):
 
 
 class Widget(Carried):
-    """What a cell shows, on screen."""
+    """A LiveCell on screen in a notebook."""
 
     _esm = script("meeting.js", "carried.js", "figures.js", "widget.js")
     _css = script("figures.css")
@@ -103,7 +103,7 @@ class Widget(Carried):
 
 
 def widget_bundle(shown: LiveCell) -> dict:
-    """What a notebook displays of a figure; with the data of its picture if a build asks for it."""
+    """Return what a notebook displays of a LiveCell, by MIME type; with its pictures' data if a build asks for them."""
     bundle: dict[str, Any] = mime_bundle(Widget(shown), repr(shown))
     if os.environ.get(PICTURES):
         drawings = shown.moves.drawings
@@ -112,6 +112,6 @@ def widget_bundle(shown: LiveCell) -> dict:
 
 
 def mime_bundle(widget: anywidget.AnyWidget, text: str) -> dict:
-    """What a widget displays: itself, and a text for pages that can't run it."""
+    """Return what a widget displays, by MIME type: itself, and a text for pages that can't run it."""
     view = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}
     return {"text/plain": text, WIDGET_MIME: view}

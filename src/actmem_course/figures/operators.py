@@ -1,4 +1,4 @@
-"""The four operators f, f̄, g and ḡ: which tensors of which ranks each turns into which, forward and backward."""
+"""The four operators f, f̄, g and ḡ: what each makes of the ranks' tensors, forward and backward."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from actmem_course.figures.sketch import Stroke, arrows
 from actmem_course.figures.style import FILLS, Fill
 from actmem_course.figures.units import size_text
 
-#: The collective of each operator in the forward pass.  In the backward pass it is the forward pass of its conjugate.
+#: The collective of each operator in the forward pass.  In its backward pass it runs that of its conjugate.
 FORWARD_COLLECTIVE = {"f": None, "f̄": "all-reduce", "g": "all-gather", "ḡ": "reduce-scatter"}
 CONJUGATE_OF = {"f": "f̄", "f̄": "f", "g": "ḡ", "ḡ": "g"}
 #: A tensor before and after each operator: whole on every rank, one term of a sum on each, or a shard along s.
@@ -22,35 +22,37 @@ _STATES = {
     "g": ("shard", "whole"),
     "ḡ": ("partial", "shard"),
 }
-#: What goes into a block, and what comes out of it.
+#: The name of the tensor that each operator takes: X goes into a block, Z comes out of it.
 _TENSORS = {"f": "X", "f̄": "Z", "g": "X", "ḡ": "Z"}
-#: A tensor that is the same on all ranks or one rank's shard of it, and one term of a sum.
+#: Fills: of a tensor that is the same on all ranks, or one rank's shard of it; and of one term of a sum.
 COMPLETE, PARTIAL = FILLS["activations"], Fill("#FBE5B5", "/")
 
-#: Ranks in the picture; a pass's width and the width of a tensor in it; where the second pass begins.
+#: How many ranks are drawn; the width of a pass and of a tensor in it; where the second pass begins.
 _RANKS, _PASS, _BOX, _BACKWARD = 2, 4.0, 1.15, 4.9
 _LEFT, _ROW, _BAND, _HIGH, _AIR = 1.3, 1.15, 3.9, 0.8, 0.12
 
 
 def operators(names: Sequence[str], shape: ModelShape) -> Drawing:
-    """Operators on two ranks, one below the other: the forward pass to the right, then the backward pass to the left.
+    """Draw operators on two ranks, one operator below the other.
+
+    The forward pass goes to the right, the backward pass beside it to the left.
 
     Args:
         names: Keys of FORWARD_COLLECTIVE.
-        shape: Its activation of 16 bits is what a collective carries.
+        shape: Its activation, in 16 bits, is what a collective carries.
     """
     size = size_text(activation_bytes(shape, 2))
     drawn: list[Box] = []
     strokes: list[Stroke] = []
-    said: list[tuple[float, float, str]] = []
-    told = []
+    words: list[tuple[float, float, str]] = []
+    texts = []
     for band, name in enumerate(names):
         for pass_, operator, left in (("forward", name, _LEFT), ("backward", CONJUGATE_OF[name], _LEFT + _BACKWARD)):
             kind = FORWARD_COLLECTIVE[operator]
             text = f"{kind} of {size}" if kind else "identity"
-            told.append(f"{name} {pass_}: {text}")
-            said.append((left + _PASS / 2, band * _BAND, f"<b>{name}</b>, {pass_} pass"))
-            said.append((left + _PASS / 2, band * _BAND + 0.45, text))
+            texts.append(f"{name} {pass_}: {text}")
+            words.append((left + _PASS / 2, band * _BAND, f"<b>{name}</b>, {pass_} pass"))
+            words.append((left + _PASS / 2, band * _BAND + 0.45, text))
             top = band * _BAND + 0.85
             tensor = ("d" if pass_ == "backward" else "") + _TENSORS[name]
             places = (left, left + _PASS - _BOX) if pass_ == "forward" else (left + _PASS - _BOX, left)
@@ -58,12 +60,12 @@ def operators(names: Sequence[str], shape: ModelShape) -> Drawing:
                 for rank in range(_RANKS):
                     drawn += _tensor(tensor, state, rank, place, top + rank * _ROW)
             strokes += _strokes(kind, *places, top)
-        said += [(_LEFT / 2, band * _BAND + 0.85 + _HIGH / 2 + rank * _ROW, f"rank {rank}") for rank in range(_RANKS)]
+        words += [(_LEFT / 2, band * _BAND + 0.85 + _HIGH / 2 + rank * _ROW, f"rank {rank}") for rank in range(_RANKS)]
     title = f"{' and '.join(names)}: the backward pass of one is the forward pass of the other"
     width, height = _LEFT + _BACKWARD + _PASS + 0.1, len(names) * _BAND - 0.6
     return diagram(
-        f"{title};<br>hatched: one term of a sum", [*boxes(drawn), *arrows(2.5, True, strokes), labels(said, 13)],
-        f"{title}. {'; '.join(told)}.", width, height, 80 + 155 * len(names), top=-0.4,
+        f"{title};<br>hatched: one term of a sum", [*boxes(drawn), *arrows(2.5, True, strokes), labels(words, 13)],
+        f"{title}. {'; '.join(texts)}.", width, height, 80 + 155 * len(names), top=-0.4,
     )  # fmt: skip
 
 
@@ -78,7 +80,7 @@ def _tensor(name: str, state: str, rank: int, x: float, y: float) -> list[Box]:
 
 
 def _strokes(kind: str | None, before: float, after: float, top: float) -> list[Stroke]:
-    """From every tensor that goes in to every one that it reaches: its own rank's, with a collective all ranks'."""
+    """Return arrows from every tensor to those that it reaches: its own rank's, or with a collective all ranks'."""
     start, end = (before + _BOX + _AIR, after - _AIR) if before < after else (before - _AIR, after + _BOX + _AIR)
     middles = [top + rank * _ROW + _HIGH / 2 for rank in range(_RANKS)]
     return [

@@ -21,34 +21,34 @@ from actmem_course.figures.units import size_text
 from actmem_course.others.timeline import Span, timeline
 from actmem_course.predicted.pipeline_sends import pipeline_sends
 
-#: Pixels: what each rank does, the arrows between ranks, a microbatch, its box, the words at the foot.
+#: Heights in pixels: of what each rank does, the arrows between ranks, a microbatch, its box, the words at the foot.
 _HEAD, _SENDS, _ROW, _BOX, _FOOT = 46, 34, 24, 18, 48
 #: Room before a box for its number, and after it, as shares of a stage's bytes.
 _NUMBER, _AFTER = 0.3, 0.1
 
 
 def pipeline_moments(parallel: Parallel, num_microbatches: int) -> range:
-    """The moments of a step that ``pipeline_picture`` draws, in forward passes of one chunk."""
+    """Return the moments of a step that ``pipeline_picture`` draws, in forward passes of one chunk."""
     return range(max(span.end for span in _spans(parallel, num_microbatches)) + 1)
 
 
 def pipeline_picture(
     shape: ModelShape, parallel: Parallel, num_microbatches: int, moment: int, recompute: Mode = "none"
 ) -> Drawing:
-    """What each pipeline rank holds at one moment: a row for each microbatch in flight, in the colours of its tensors.
+    """Draw what each pipeline rank holds at one moment: a row for each microbatch in flight.
 
-    A microbatch is as wide as the bytes that its layers save on one rank; what they recompute is hatched.  Arrows are
-    outputs and gradients that have just been sent to the neighbour.
+    A microbatch has the colours of its tensors and is as wide as the bytes that its layers save on one rank; what they
+    recompute is hatched. Arrows are outputs and gradients that have just been sent to the neighbour.
 
     Args:
         shape: Of the whole model.
-        parallel: p ranks, with m chunks each, and what they share of a layer; 1F1B, interleaved for m > 1.
+        parallel: p ranks, with m chunks each, and how ranks share a layer; 1F1B, interleaved for m > 1.
         num_microbatches: Of the step.
         moment: One of ``pipeline_moments``; a backward pass takes twice as long as a forward pass.
         recompute: As ``layer_rows`` takes it.
 
     Raises:
-        ConfigError: If p·m does not divide the layers, p is more than MOST_RANKS, or there is no such moment.
+        ConfigError: p·m does not divide the layers, p is more than MOST_RANKS, or there is no such moment.
     """
     p, m = parallel.pipeline_parallel_size, parallel.num_model_chunks
     if p > MOST_RANKS:
@@ -98,18 +98,18 @@ def _name(action: Action, num_model_chunks: int) -> str:
 
 
 def _just_sent(spans: Sequence[Span], moment: int, p: int, column: float) -> list[Stroke]:
-    """Arrows from ranks whose pass has just ended: outputs to the next one, gradients to the one before."""
-    found: list[Stroke] = []
+    """Return arrows from ranks whose pass has just ended: outputs go to the next rank, gradients to the one before."""
+    strokes: list[Stroke] = []
     for span in spans:
         to = span.rank + (1 if span.action.kind == "F" else -1)
         if span.end == moment and 0 <= to < p:
             y = _HEAD + (8 if to > span.rank else 22)
-            found.append(([(span.rank + 0.5) * column, (to + 0.5) * column], [y, y]))
-    return found
+            strokes.append(([(span.rank + 0.5) * column, (to + 0.5) * column], [y, y]))
+    return strokes
 
 
 def in_flight_at(spans: Sequence[Span], rank: int, moment: int) -> list[Action]:
-    """The forward passes that a rank has begun, and whose backward pass has not ended, in their order."""
+    """Return the forward passes that a rank has begun and whose backward pass has not ended, in their order."""
     own = [span for span in spans if span.rank == rank]
     freed = {(s.action.chunk, s.action.microbatch) for s in own if s.action.kind == "B" and s.end <= moment}
     begun = [span.action for span in own if span.action.kind == "F" and span.start <= moment]
@@ -117,14 +117,14 @@ def in_flight_at(spans: Sequence[Span], rank: int, moment: int) -> list[Action]:
 
 
 def _microbatch(action: Action, x: float, y: float, whole: int, parts: dict[str, int]) -> list[Box]:
-    """A frame for all that its layers could save, and in it what they do save, kind by kind."""
+    """Return a frame for all that its layers could save, and in it boxes for what they do save, kind by kind."""
     saved = sum(parts.values())
     about = f"microbatch {action.microbatch}: {saved:,} B saved"
-    found = [Box(x + saved, y, whole - saved, _BOX, FILLS["recomputed"], "", "recomputed in backward")]
+    drawn = [Box(x + saved, y, whole - saved, _BOX, FILLS["recomputed"], "", "recomputed in backward")]
     for kind, size in parts.items():
-        found.append(Box(x, y, size, _BOX, FILLS[kind], "", f"{about}<br>{kind}: {size:,} B"))
+        drawn.append(Box(x, y, size, _BOX, FILLS[kind], "", f"{about}<br>{kind}: {size:,} B"))
         x += size
-    return [box for box in found if box.width]
+    return [box for box in drawn if box.width]
 
 
 @lru_cache(maxsize=32)

@@ -1,6 +1,6 @@
 """How the course's one picture is drawn: a row for each saved tensor, a column for each rank, collectives between them.
 
-``layer_picture`` says what is in the rows; this file knows boxes, words and arrows.
+``layer_picture`` decides what is in the rows; this file draws boxes, words and arrows.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from actmem_course.figures.units import axis_unit, three_digits
 
 #: More ranks than this are not drawn: their columns would be too narrow.
 MOST_RANKS = 8
-#: Pixels: a row of a tensor, its box, a row of a collective, a caption, the ranks' names.
+#: Heights in pixels: a row of a tensor, its box, a row of a collective, a caption, the ranks' names.
 _ROW, _BOX, _TRANSFER, _CAPTION, _HEAD = 25, 19, 30, 18, 24
-#: Pixels of a letter of the words beside the boxes, and the room between two ranks, as a share of all columns.
+#: Width of a letter and size of the words beside the boxes, in pixels; the gap between two ranks, as a share of all
+#: columns.
 _LETTER, _WORDS, _GAP = 7.5, 13, 0.035
-#: Pixels of all columns on a narrow page, in pixels of a wide page's words.
+#: Width of all columns on a narrow page, in pixels of a wide page's words.
 _NARROWEST = 200
-#: Between a box and its words: one that no page takes away.
+#: The space between a box and its words: a non-breaking one, which no page removes.
 _SPACE = "\u00a0"
 #: Widths of arrows that carry a shard, and all of a tensor.
 _THIN, _THICK = 1.5, 4.0
-#: Places along x and y of a line.
+#: The x and the y of the points of a line.
 Stroke = tuple[Sequence[float], Sequence[float]]
-#: What goes into a collective and what comes out of it on each rank: a shard, or the whole tensor.
+#: Widths of the arrows into a collective and out of it on each rank: for a shard, or for the whole tensor.
 _ENDS = {
     "all-reduce": (_THICK, _THICK),
     "all-gather": (_THIN, _THICK),
@@ -48,7 +49,7 @@ class Block:
         row: As one rank saves it if nothing is recomputed.
         whole: Bytes of the tensor without any parallelism.
         held: Bytes on the device while it is there: less than the row's if it is compressed.
-        action: What becomes of it: one of ``recipes.ACTIONS``, or "not saved" if no gradient reads it.
+        action: What is done with it: one of ``recipes.ACTIONS``, or "not saved" if no gradient reads it.
         is_present: Whether it is in the device's memory at this moment.
         gathered: Bytes that backward gathers from the other ranks for a moment.
         by_rank: Bytes on each rank, if the ranks' differ.
@@ -74,29 +75,29 @@ class Block:
 
     @property
     def on_device(self) -> int:
-        """Bytes in the device's memory at this moment; of ranks that differ, on the fullest."""
+        """Bytes in the device's memory at this moment; if the ranks' differ, those on the fullest rank."""
         return max(self.by_rank, default=self.held) if self.is_present else 0
 
     def held_on(self, rank: int) -> int:
-        """Bytes in the memory of one rank at this moment."""
+        """Return the bytes in one rank's memory at this moment."""
         return self.by_rank[rank] if self.by_rank and self.is_present else self.on_device
 
     def size_on(self, rank: int) -> int:
-        """Bytes that one rank would save of it."""
+        """Return the bytes that one rank would save of it."""
         return self.by_rank[rank] if self.by_rank else self.row.bytes
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """A row of arrows.
+    """A row of arrows: what is sent between the ranks below one row of the picture.
 
     Attributes:
         collectives: What is sent, all of one kind.
         after: The term below whose row it is drawn.
-        name: What stands beside it.
+        name: The words beside it.
         kind: How it is drawn: as the collectives' kind, or "ring", from rank to rank.
-        gathers_again: Whether it brings back in backward what forward had gathered, and no rank saved whole.
-        most: Bytes that the busiest rank sends, if the ranks' differ.
+        gathers_again: Whether in backward it gathers again a tensor of which each rank saved only its shard.
+        most: Bytes that the busiest rank sends, if the ranks' differ; else 0.
     """
 
     collectives: Sequence[PredictedCollective]
@@ -108,18 +109,22 @@ class Transfer:
 
     @property
     def sent_bytes(self) -> int:
-        """By each rank, or by the busiest one."""
+        """Bytes that each rank sends, or the busiest one."""
         return self.most or wire_bytes(self.collectives)
 
 
 @dataclass
 class Sketch:
-    """A picture while it is drawn, from the top down, in pixels; x counts bytes.
+    """A picture while it is drawn, from the top down: y in pixels, x in bytes.
 
     Attributes:
         blocks: The rows.
-        of_ranks: How many ranks there are; the picture has columns for MOST_RANKS of them.
+        of_ranks: How many ranks there are; the picture has columns for up to MOST_RANKS of them.
         is_backward: Whether collectives bring bytes upwards.
+        drawn: The boxes.
+        names, sizes, heads, captions: Words before and after the boxes, above the columns, and above rows.
+        strokes: Lines and arrows, by their width and whether they have heads.
+        y: Where the next row begins.
     """
 
     blocks: Sequence[Block]
@@ -144,12 +149,12 @@ class Sketch:
         self.unit, self.unit_name = axis_unit(sorted(block.row.bytes for block in self.blocks)[len(self.blocks) // 2])
 
     def left_of(self, rank: int) -> float:
-        """Where a rank's column begins; that of the host comes after the last rank's."""
+        """Return the x at which a rank's column begins; the host's column comes after the last rank's."""
         return rank * (self.column + self.gap)
 
     @property
     def width(self) -> float:
-        """Of all columns."""
+        """Width of all columns."""
         return self.left_of(self.ranks) - self.gap + (self.gap + self.host if self.host else 0)
 
     def draw(
@@ -159,12 +164,13 @@ class Sketch:
         framed: str = "",
         marks_again: bool = False,
     ) -> None:
-        """All rows, each with its caption above and the collectives that follow it.
+        """Draw all rows, each with its caption above it and the collectives that follow it.
 
         Args:
+            moves: The collectives.
             captions: Words above the row of a term.
             framed: The term in a thick frame.
-            marks_again: Whether boxes of what is recomputed and there again are framed.
+            marks_again: Whether boxes of tensors that have been recomputed are framed.
         """
         self._heads()
         for block in self.blocks:
@@ -193,7 +199,7 @@ class Sketch:
         self.y = _HEAD
 
     def _row(self, block: Block) -> None:
-        """One tensor on all ranks, its name before the first box, its bytes after the last."""
+        """Draw one tensor on all ranks, with its name before the first box and its bytes after the last."""
         middle = self.y + _BOX / 2
         for rank in range(self.ranks):
             self._boxes(block, rank)
@@ -209,7 +215,7 @@ class Sketch:
         self.y += _ROW
 
     def _boxes(self, block: Block, rank: int) -> None:
-        """A tensor's box on one rank: what is held in its colour, what has gone as a frame."""
+        """Draw a tensor's box on one rank: what is held in its colour, what is not held as a frame."""
         x, size, about = self.left_of(rank), block.size_on(rank), term_of(block.row)
         held = block.held_on(rank)
         where = "" if self.ranks == 1 else f", rank {rank}, {block.split}"
@@ -225,7 +231,7 @@ class Sketch:
             self.drawn.append(Box(x + size, self.y, block.gathered, _BOX, FILLS["transient"], "", said))
 
     def _said(self, block: Block) -> str:
-        """What stands after the last box of a row."""
+        """Return the words after the last box of a row."""
         if block.absence in ("recomputed", "not saved"):
             return f"<i>{block.absence}</i>"
         if block.absence == "not in memory":
@@ -239,7 +245,7 @@ class Sketch:
         return f"{three_digits(size / self.unit)} {self.unit_name}"
 
     def _transfer(self, move: Transfer) -> None:
-        """A row of arrows: down into the ranks' collective and out of it, upwards in backward."""
+        """Draw a row of arrows: down into the ranks' collective and out of it; upwards in backward."""
         top, bottom = self.y - 1, self.y + _TRANSFER - 6
         middle, ends = (top + bottom) / 2, (bottom, top) if self.is_backward else (top, bottom)
         middles = [self.left_of(rank) + self.column / 2 for rank in range(self.ranks)]
@@ -266,7 +272,7 @@ class Sketch:
         self.strokes.setdefault((width, has_head), []).append((x, y))
 
     def drawing(self, title: str, alt: str) -> Drawing:
-        """The picture with its title; words stand beside the boxes, in margins of their own."""
+        """Return the picture with its title; words stand beside the boxes, in margins of their own."""
         names = {**labels(self.names, _WORDS, "middle left"), "meta": "names"}
         words = [names, labels(self.sizes, _WORDS, "middle right")]
         words += [labels(self.captions, 12, "middle right")] if self.captions else []
@@ -281,7 +287,7 @@ class Sketch:
         )  # fmt: skip
 
     def told(self, moves: Iterable[Transfer] = ()) -> str:
-        """The picture in words."""
+        """Return the picture in words."""
         said = []
         for block in self.blocks:
             size = f"{'at most ' if block.by_rank else ''}{block.on_device or block.row.bytes:,} bytes"
@@ -290,17 +296,21 @@ class Sketch:
         return "; ".join([f"each rank holds {self.total():,} bytes", *said, *sent])
 
     def total(self) -> int:
-        """Bytes in the memory of a rank; the fullest if they differ."""
+        """Return the bytes in a rank's memory; in that of the fullest rank if they differ."""
         return max(sum(block.held_on(rank) for block in self.blocks) for rank in range(self.ranks))
 
 
 def _by(move: Transfer) -> str:
-    """How much is sent, in words."""
+    """Return in words how much is sent, and by whom."""
     return f"{move.sent_bytes:,} bytes sent by {'the busiest' if move.most else 'each'}"
 
 
 def arrows(width: float, has_head: bool, strokes: Sequence[Stroke]) -> list[dict]:
-    """Lines of one width in one trace, since plotly takes a millisecond for each; ``has_head``: at the end of each."""
+    """Return lines of one width as one trace, since plotly takes a millisecond for each trace.
+
+    Args:
+        has_head: Whether each line ends in the head of an arrow.
+    """
     if not strokes:
         return []
     x = [place for xs, _ in strokes for place in (*xs, None)]
@@ -315,7 +325,7 @@ def arrows(width: float, has_head: bool, strokes: Sequence[Stroke]) -> list[dict
 
 
 def _letters(text: str) -> int:
-    """How many letters are seen: bold and italic marks aren't."""
+    """Return how many letters are seen: the marks of bold and italic aren't."""
     for mark in ("<b>", "</b>", "<i>", "</i>"):
         text = text.replace(mark, "")
     return len(text)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # pages have no torch
     from actmem.ledger.ledger_tables import SavedTensor
     from actmem.ledger.whole_step import StepBill
 
-#: Kind of a step's bill → part of the timeline; a part that ``FILLS`` names so.
+#: The part of the timeline for each kind of a step's bill; ``FILLS`` has the same names.
 _PARTS = {
     **dict.fromkeys(("weight", "buffer", "cast weight", "gathered weight"), "weights"),
     "optimizer state": "optimizer states",
@@ -34,11 +34,13 @@ def step_timeline(
     parts: Mapping[str, Fill] = _FILLS,
     part_of: Callable[[SavedTensor], str] = _by_kind,
 ) -> Drawing:
-    """Bytes alive after each operation of a training step, by part, with its phases and its peak.
+    """Draw the bytes alive after each operation of a training step, by part, with its phases and its peak.
 
-    of: whose step it is, for the title.
-    parts: what is told apart, from the bottom, and its fill.
-    part_of: the part of a tensor, or ``"everything else"``.
+    Args:
+        bill: Of the step, from ``watch_step``.
+        of: Whose step it is, for the title.
+        parts: The parts that are told apart, from the bottom, each with its fill.
+        part_of: Returns the part of a tensor, or ``"everything else"``.
     """
     fills = {**parts, _REST: FILLS["transient"]}
     alive = {part: [0] * len(bill.curve) for part in fills}

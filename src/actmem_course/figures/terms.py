@@ -1,6 +1,6 @@
-"""What each stored tensor is: its kind, the block it belongs to, and the gradient that reads it.
+"""What each stored tensor is: its kind, what tensor parallelism divides of it, and the gradient that reads it.
 
-One table that figures, hover texts and notebooks share.  Formulas know none of this.
+One table that figures, hover texts and notebooks share. The formulas need none of this.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Term:
 
     Attributes:
         kind: One of KINDS.
-        shared_by: What tensor parallelism divides: "heads", the MLP's "width" or "experts"; "" if nothing of it.
+        shared_by: What tensor parallelism divides: "heads", the MLP's "width" or "experts"; "" if it divides nothing.
         why: What backward computes from it, in one line.
     """
 
@@ -39,12 +39,12 @@ TERMS = {line.pop("term"): Term(**line) for line in table_rows("terms.tsv", __pa
 
 
 def term_of(row: Row) -> Term:
-    """What a row's tensor is; a row that the paper leaves out gives its own reason."""
+    """Return what a row's tensor is; for a row that the paper leaves out, a Term with the row's reason."""
     return TERMS.get(row.term) or Term("extra", why=row.extra)
 
 
 def _widths(shape: LlamaShape) -> dict[str, tuple[str, int]]:
-    """Elements of a token in each tensor of today's layer, in letters and as a number."""
+    """Return the elements of a token in each tensor of today's layer, in letters and as a number."""
     hidden = "h", shape.hidden_size
     queries = hidden if shape.query_size == shape.hidden_size else ("ad", shape.query_size)
     keys = "kd", shape.key_value_size
@@ -70,9 +70,13 @@ def _widths(shape: LlamaShape) -> dict[str, tuple[str, int]]:
 
 
 def llama_formula(row: Row, shape: LlamaShape, ranks: str) -> str:
-    """A row's bytes in the letters of today's layers, such as ``2sbkd/t``; empty for numbers of tokens and heads.
+    """Return a row's bytes in the letters of today's layers, such as ``2sbkd/t``.
 
-    shape: with the whole sequence.  ranks: the letter of the ranks that share the layer.
+    It is "" for rows whose bytes are no multiple of an activation's, such as statistics.
+
+    Args:
+        shape: With the whole sequence.
+        ranks: The letter of the ranks that share the layer.
     """
     letters, width = _widths(shape).get(row.term, ("", 0))
     if not width:
@@ -86,9 +90,9 @@ def llama_formula(row: Row, shape: LlamaShape, ranks: str) -> str:
 
 
 def formula_of(row: Row, shape: ModelShape) -> str:
-    """A row's bytes in the paper's letters, such as ``2sbh`` or ``5as²b/t``, worked out from the row.
+    """Return a row's bytes in the paper's letters, such as ``2sbh`` or ``5as²b/t``, computed from the row.
 
-    Empty for rows that the paper leaves out: they have other letters.
+    It is "" for rows that the paper leaves out, which have other letters.
     """
     if row.term not in LAYER_TERMS:
         return ""

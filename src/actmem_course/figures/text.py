@@ -16,10 +16,13 @@ from actmem_course.figures.units import milliseconds
 def text_table(
     header: Sequence[str], lines: Iterable[Sequence[object]], right: str = "", last_is_sum: bool = False
 ) -> str:
-    """A table of text; integers get thousands separators.
+    """Return a table as text; integers get thousands separators.
 
-    right: a character for each column, ``r`` to align it to the right, anything else to the left.
-    last_is_sum: rule off the last line.
+    Args:
+        header: The columns' names.
+        lines: The cells.
+        right: One character for each column: ``r`` aligns it to the right, anything else to the left.
+        last_is_sum: Draw a rule above the last line.
     """
     body = [[f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in line] for line in lines]
     widths = [max(map(len, column)) for column in zip(header, *body)]
@@ -39,7 +42,7 @@ def text_table(
 
 
 def extras_text(rows: Iterable[Row]) -> str:
-    """Rows that the paper leaves out, each with its reason."""
+    """Return a table of the rows that the paper leaves out, each with its reason."""
     return text_table(
         ("extra", "bytes", "why the paper leaves it out"),
         [(row.term, row.bytes, row.extra) for row in rows if row.extra],
@@ -48,7 +51,7 @@ def extras_text(rows: Iterable[Row]) -> str:
 
 
 def saved_text(saved: Iterable) -> str:
-    """What a ledger holds: its ``saved``, a line for each tensor, and the sum."""
+    """Return a table of what a ledger's ``saved`` lists, a line for each tensor, and the sum."""
     saved = list(saved)
     if not saved:
         return "nothing is saved"
@@ -70,9 +73,12 @@ def saved_text(saved: Iterable) -> str:
 
 
 def overhead_text(over: Mapping[str, Any] | None) -> str:
-    """``+4.1% ±0.3``; an overhead that could be noise is not printed, only how large the noise is.  A dash for none.
+    """Return an overhead in words: ``+4.1% ±0.3``.
 
-    over: of ``lab_tools.timing.Timings.over``.
+    An overhead that could be noise is not printed, only how large the noise is. None gives a dash.
+
+    Args:
+        over: What ``lab_tools.timing.Timings.over`` returned.
     """
     if over is None:
         return "–"
@@ -86,10 +92,12 @@ def _percent(share: float) -> str:
 
 
 def speed_facts(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """What differs from machine to machine: each variant's times and overhead.
+    """Return what differs from machine to machine: each variant's times and overhead, in words, by its name.
 
     The three times are medians of their own, so they do not add up.
-    rows: of labs/measure_speed.py.
+
+    Args:
+        rows: Of labs/measure_speed.py.
     """
     facts = {}
     for row in rows:

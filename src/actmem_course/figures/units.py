@@ -9,12 +9,15 @@ _UNITS = ((GIB, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
 def axis_unit(largest_bytes: int) -> tuple[int, str]:
-    """Bytes in one step of an axis, and the unit's name: the largest in which the largest value is at least 1."""
+    """Return the bytes in one step of an axis, and the unit's name.
+
+    It is the largest binary unit in which ``largest_bytes`` is at least 1.
+    """
     return next(((unit, name) for unit, name in _UNITS if largest_bytes >= unit), (1, "bytes"))
 
 
 def size_text(size_bytes: int) -> str:
-    """Bytes in the largest binary unit that leaves at least 1, in three digits: ``2.67 GiB``."""
+    """Return bytes in the largest binary unit in which they are at least 1, in three digits: ``2.67 GiB``."""
     for unit, name in _UNITS:
         if abs(size_bytes) >= unit:
             return f"{three_digits(size_bytes / unit)} {name}"
@@ -22,12 +25,12 @@ def size_text(size_bytes: int) -> str:
 
 
 def exact_text(size_bytes: int) -> str:
-    """Bytes in full, and what they are in a unit: ``2,147,483,648 B = 2.00 GiB``."""
+    """Return bytes in full and in a unit: ``2,147,483,648 B = 2.00 GiB``."""
     return f"{size_bytes:,} B = {size_text(size_bytes)}"
 
 
 def three_digits(value: float) -> str:
-    """A number to three significant digits, without an exponent: ``2.67``, ``26.7``, ``2,670``."""
+    """Return a number with three significant digits and without an exponent: ``2.67``, ``26.7``, ``2,670``."""
     if value == 0:
         return "0"
     decimals = max(0, 2 - _magnitude(value))
@@ -35,13 +38,13 @@ def three_digits(value: float) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """Milliseconds to three digits, at most two after the point: ``0.12``, ``12.3``, ``1,234``."""
+    """Return seconds as milliseconds in three digits, at most two after the point: ``0.12``, ``12.3``, ``1,234``."""
     value = 1000 * seconds
     return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:,.0f}"
 
 
 def axis_end(largest: float) -> float:
-    """The next of 1, 1.5, 2, 3, 5, 7 × 10ⁿ above ``largest``: so the axis doesn't move while a bar grows."""
+    """Return the next of 1, 1.5, 2, 3, 5, 7 × 10ⁿ above ``largest``: the axis then stays while a bar grows."""
     if largest <= 0:
         return 1.0
     power = 10.0 ** _magnitude(largest)

@@ -1,4 +1,4 @@
-"""What notebooks show beside text and figures: waits for processes, facts of the machine."""
+"""What notebooks show besides text and figures: how long a process has run, and facts of the machine."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from actmem_course.figures.live import Carried, mime_bundle, script
 
 
 class Progress(Carried):
-    """``with Progress("labs/measure_table2.py, two processes"): …`` shows the line, and how long it has been.
+    """Shows a line while a block runs, and for how long: ``with Progress("labs/measure_table2.py, two processes"): …``.
 
-    what: is stored with the notebook; the seconds are not, since they differ.  Screen readers read the line out.
+    Screen readers read the line out.
+
+    Args:
+        what: The line. It is stored with the notebook; the seconds are not, since they differ.
     """
 
     _esm = script("carried.js", "progress.js")
@@ -52,7 +55,10 @@ class Progress(Carried):
 
 
 class Varies:
-    """Names and values, as a small table.  The text form has none of them, so that it is the same everywhere."""
+    """A small table of names and values that differ from machine to machine.
+
+    Its text form has no values, so that a stored notebook is the same everywhere.
+    """
 
     def __init__(self, facts: dict[str, object]):
         self.facts = facts

@@ -13,23 +13,25 @@ from actmem_course.lab_tools.machine import local_rank
 from actmem_more.llama_shape import LlamaShape
 from actmem_tools.attention_kernels import FLASH_WIDTH
 
-#: kernel → the node that autograd records for it; math is composed of others.
+#: The node that autograd records for each kernel; "math" is composed of other operations.
 KERNEL_NODES = {
     "flash": "ScaledDotProductFlashAttention",
     "memory-efficient": "ScaledDotProductEfficientAttention",
     "cuDNN": "ScaledDotProductCudnnAttention",
 }
-#: Seed and offset of the dropout, which all but math keep even where there is none.
+#: Bytes of the dropout's seed and offset, which all kernels but "math" save even without dropout.
 SEED_BYTES = {"flash": 24, "memory-efficient": 16, "cuDNN": 16}
-#: Queries of which the memory-efficient kernel's backward reads a block of log-sum-exps.
+#: The memory-efficient kernel pads its log-sum-exps to a multiple of so many queries.
 _LOG_SUM_EXP_BLOCK = 32
 
 
 def kernel_here(shape: LlamaShape, dtype: torch.dtype) -> str:
-    """The kernel of this rank: its GPU is asked by a small call, and the node that autograd records tells.
+    """Return the attention kernel that this rank's GPU chooses for the layer.
+
+    It runs a small call and looks at the node that autograd records.
 
     Raises:
-        ConfigError: where more is saved than the formulas say.
+        ConfigError: the kernel saves more than the formulas say.
     """
     make = partial(torch.zeros, device=f"cuda:{local_rank()}", dtype=dtype, requires_grad=True)
     keys, length = shape.num_key_value_heads, min(shape.seq_length, 128)
@@ -50,9 +52,15 @@ def kernel_here(shape: LlamaShape, dtype: torch.dtype) -> str:
 
 
 def attention_rows(kernel: str, batch_size: int, num_heads: int, num_queries: int, split_by: int = 1) -> list[Row]:
-    """What a fused kernel keeps of unpadded heads beyond Q, K, V, its output and 4 bytes a query, on one rank.
+    """List what a fused kernel saves beyond Q, K, V, its output and 4 bytes a query, on one rank, for unpadded heads.
 
-    num_heads: of this rank.  Raises ValueError on "math", which keeps the scores.
+    Args:
+        kernel: from ``kernel_here``.
+        num_heads: of this rank.
+        split_by: how many ranks share the heads.
+
+    Raises:
+        ValueError: on "math", which saves the scores.
     """
     if kernel == "math":
         raise ValueError("math keeps the scores: it has no rows here")

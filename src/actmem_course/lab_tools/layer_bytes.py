@@ -1,4 +1,4 @@
-"""Bytes of one layer in several configurations: a row for each, and how the rows are printed."""
+"""Bytes of one layer in several configurations: a result for each, and how these are printed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from actmem_course.ranks import Ranks
 
 
-def layer_row(
+def layer_result(
     configuration: str,
     formula: str,
     tensor_parallel_size: int,
@@ -27,19 +27,29 @@ def layer_row(
     extra: list[Row],
     measured: list[Row],
 ) -> dict[str, Any]:
-    """One configuration on one rank, as in the JSON.
+    """Return the result of one configuration on one rank, as labs write it to JSON.
 
     Args:
+        configuration: its name in table 2.
         formula: bytes divided by sbh.
-        predicted, extra: the formula's rows, and what it leaves out.
-        measured: everything that autograd keeps.
+        predicted, extra: the formula's rows, and the rows of what the paper leaves out.
+        measured: rows of everything that autograd keeps.
+
+    Returns: the first four arguments, and what ``compared`` returns.
     """
     place = {"configuration": configuration, "formula": formula, "tensor_parallel_size": tensor_parallel_size}
     return {**place, "rank": rank, **compared(predicted, extra, measured)}
 
 
 def compared(predicted: list[Row], extra: list[Row], measured: list[Row]) -> dict[str, Any]:
-    """The bytes of each, and where they disagree."""
+    """Compare predicted and measured rows.
+
+    Returns:
+        ``predicted_bytes``, ``extra_bytes``, ``measured_bytes``: the totals of the three.
+        ``difference_bytes``: measured minus predicted and extra.
+        ``exact``: whether all terms agree.
+        ``disagreement``: the terms that don't agree, in words; "" if all do.
+    """
     comparison = compare(predicted + extra, measured)
     return {
         "predicted_bytes": total(predicted),
@@ -52,7 +62,7 @@ def compared(predicted: list[Row], extra: list[Row], measured: list[Row]) -> dic
 
 
 def print_layers(screen: Console, rows: list[dict[str, Any]], title: str, extra: list[Row]) -> bool:
-    """Print the table of ``rows``, the reasons of ``extra`` rows and what disagrees; whether all rows agree."""
+    """Print a table of ``rows``, the reasons of ``extra`` rows and what disagrees; returns whether all rows agree."""
     screen.print(layers_table(rows, title))
     if extra:
         screen.print(reasons_table(extra))
@@ -65,11 +75,11 @@ def print_layers(screen: Console, rows: list[dict[str, Any]], title: str, extra:
 
 
 def layers_table(rows: Iterable[Mapping[str, Any]], title: str) -> Table:
-    """A line for each configuration: of its ranks the one that is furthest off, or else the one that holds most.
+    """Make a table with a line for each configuration, and its formula below its name.
 
-    Below each name is its formula.
+    The line is that of one rank: the one that is furthest off, or, if all agree, the one that holds most.
     """
-    made = table(title, "bytes per layer and rank", *map(numbers, ("predicted", "extra", "measured", "diff.")))
+    layers = table(title, "bytes per layer and rank", *map(numbers, ("predicted", "extra", "measured", "diff.")))
     ranks: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         ranks.setdefault(row["configuration"], []).append(row)
@@ -78,12 +88,12 @@ def layers_table(rows: Iterable[Mapping[str, Any]], title: str) -> Table:
         head, plus, last = name.rpartition("+")
         label = name if len(name) <= 25 else f"{head}\n  {plus}{last}"
         cells = (f"{row[f'{kind}_bytes']:,}" for kind in ("predicted", "extra", "measured", "difference"))
-        made.add_row(two_lines(label, f"  sbh({row['formula']})"), *cells, style=red_if(not row["exact"]))
-    return made
+        layers.add_row(two_lines(label, f"  sbh({row['formula']})"), *cells, style=red_if(not row["exact"]))
+    return layers
 
 
 def reasons_table(extra: Iterable[Row]) -> Table:
-    """What the paper leaves out, each with its reason, once a term."""
+    """Make a table of what the paper leaves out: each term once, with its reason."""
     made = table("", "extra", words("why it is kept, and why the paper leaves it out"))
     for term, reason in {row.term: row.extra for row in extra if row.extra}.items():
         made.add_row(term, reason)
@@ -91,6 +101,6 @@ def reasons_table(extra: Iterable[Row]) -> Table:
 
 
 def ranks_in_words(here: Ranks) -> str:
-    """A title's second line: ranks, device and torch's version."""
+    """Return a title's second line: ranks, device and torch's version."""
     how = f"emulated rank 0 of {here.size}" if here.emulated else counted(here.size, "rank")
     return f"{how} on {here.device}, torch {version('torch')}"

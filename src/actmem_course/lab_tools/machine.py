@@ -1,4 +1,4 @@
-"""This machine: its memory, its name, and what one trains in here."""
+"""This machine: its memory, its name, and the dtype that one trains in here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Shape = TypeVar("Shape")
 
-#: What a lab says below times of an emulated rank.
+#: What a lab prints below times of an emulated rank.
 EMULATED = (
     "One emulated rank: collectives send nothing here. These are times of computing, and of the copies that torch's "
     "fake gathers make."
@@ -26,17 +26,20 @@ EMULATED = (
 
 
 def usual_dtype(device: str) -> str:
-    """What one trains in there.  GPUs before sm_80, a T4 among them, have no bfloat16: torch emulates it, slowly."""
+    """Return the dtype in which one trains on this device.
+
+    GPUs before sm_80, such as a T4, have no bfloat16: torch emulates it, slowly. They get float16, CPUs float32.
+    """
     if device == "cpu":
         return "float32"
     return "bfloat16" if torch.cuda.get_device_properties(local_rank()).major >= 8 else "float16"
 
 
 def memory_bytes(device: str) -> int:
-    """Bytes of this rank's GPU, or of the machine.
+    """Return the bytes of memory of this rank's GPU, or of the machine.
 
-    All of it, not what is free: ranks on equal GPUs must come to the same verdict, and asking what
-    is free would open a context on a GPU before the rank has chosen its own.
+    All of it, not what is free: ranks on equal GPUs must reach the same verdict, and asking what is free would open a
+    context on a GPU before the rank has chosen its own.
     """
     if device == "cuda":
         return torch.cuda.get_device_properties(local_rank()).total_memory
@@ -46,10 +49,14 @@ def memory_bytes(device: str) -> int:
 def first_that_fits(
     bytes_of_a_rank: Mapping[Shape, int], args: argparse.Namespace, remedy: str = "take smaller sizes"
 ) -> Shape:
-    """The first of some shapes whose real tensors fit into the memory that this host's ranks share.
+    """Return the first shape whose real tensors fit into the memory that this host's ranks share.
+
+    Args:
+        bytes_of_a_rank: the bytes that each shape needs on one rank.
+        remedy: what the error tells the user to do if none fits.
 
     Raises:
-        ConfigError: if none does; remedy: what to do then.
+        ConfigError: none fits.
     """
     sharing, there = ranks_here(args), memory_bytes(args.device)
     for shape, needed in bytes_of_a_rank.items():
@@ -60,19 +67,19 @@ def first_that_fits(
 
 
 def local_rank() -> int:
-    """This rank's number on its host, and its GPU's."""
+    """Return this rank's number on its host, which is also the number of its GPU."""
     return int(os.environ.get("LOCAL_RANK", 0))
 
 
 def ranks_here(args: argparse.Namespace) -> int:
-    """How many ranks share the memory of ``memory_bytes``."""
+    """Return how many ranks share the memory of ``memory_bytes``."""
     if args.emulate is not None or args.device == "cuda":
         return 1
     return int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # as ``check_ranks`` has it
 
 
 def device_name(device: str) -> str:
-    """The GPU's or the processor's own name."""
+    """Return the GPU's or the processor's own name."""
     if device == "cuda":
         return torch.cuda.get_device_name()
     try:
@@ -83,17 +90,17 @@ def device_name(device: str) -> str:
 
 
 def clock_name(device: str) -> str:
-    """How times are taken there, in words."""
+    """Return in words how times are taken on this device."""
     return "CUDA events" if device == "cuda" else "wall clock"
 
 
 def described(shape: ModelShape, here: Ranks, dtype: str) -> str:
-    """Two lines for a title: sizes and dtype; ranks, device and torch's version."""
+    """Return two lines for a title: sizes and dtype; ranks, device and torch's version."""
     a, b, h, s = shape.letters()
     ranks = f"emulated rank 0 of {here.size}" if here.emulated else counted(here.size, "rank")
     return f"s={s} b={b} h={h} a={a}, {dtype}\n{ranks} on {device_name(here.device)}, torch {version('torch')}"
 
 
 def counted(number: int, noun: str) -> str:
-    """``1 rank``, ``2 ranks``."""
+    """Return a number with its noun: ``1 rank``, ``2 ranks``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,5 +1,4 @@
-"""Options that several labs have.  ``actmem_course.arguments`` has the parser, and ``actmem_course.ranks`` the
-ranks."""
+"""Options that several labs have. ``actmem_course.arguments`` has the parser, ``actmem_course.ranks`` the ranks."""
 
 from __future__ import annotations
 
@@ -10,11 +9,11 @@ from actmem.config import PAPER_MODELS, ModelShape, check_size, model_shape
 from actmem_course.arguments import LabParser, add_json_argument
 from actmem_course.lab_tools.machine import usual_dtype
 
-#: Bytes of one activation element by the name on the command line.
+#: Bytes of one activation element, by the dtype's name on the command line.
 ELEMENT_SIZES = {"bfloat16": 2, "float16": 2, "float32": 4}
 #: The layer that ``layer_shapes`` chooses, in words.
 DEFAULT_LAYER = "tiny; 22B on GPUs"
-#: Fewer tokens than this are not worth a GPU.
+#: ``layer_shapes`` offers no layer with fewer tokens than this: it would not be worth a GPU.
 LEAST_TOKENS = 256
 
 _SIZES = {
@@ -26,12 +25,12 @@ _SIZES = {
 
 
 def lab_parser(script: str, doc: str, spelled: dict[str, str] | None = None) -> LabParser:
-    """A parser with --json.
+    """Make a parser that has --json.
 
     Args:
         script: the lab's file name.
         doc: the lab's docstring; its second paragraph is the description.
-        spelled: options by the argument that a ConfigError names, where the two differ.
+        spelled: for each argument that a ConfigError names, the lab's option if that has another name.
     """
     parser = LabParser(prog=script, description=doc.split("\n\n")[1], spelled=spelled)
     add_json_argument(parser)
@@ -39,7 +38,11 @@ def lab_parser(script: str, doc: str, spelled: dict[str, str] | None = None) -> 
 
 
 def add_shape_arguments(parser: argparse.ArgumentParser, default: str = "tiny") -> None:
-    """--model, and a size option for each of s, b, h, a that overrides the model's own.  default: in words."""
+    """Add --model to a parser, and an option for each of s, b, h and a that overrides the model's own size.
+
+    Args:
+        default: what is used without --model, in words.
+    """
     parser.add_argument(
         "--model", choices=("tiny", *PAPER_MODELS), help=f"model whose layer is used (default: {default})"
     )
@@ -48,12 +51,12 @@ def add_shape_arguments(parser: argparse.ArgumentParser, default: str = "tiny") 
 
 
 def shape_from(args: argparse.Namespace) -> ModelShape:
-    """The shape that the arguments name.  Raises ConfigError on sizes that do not fit together."""
+    """Return the shape that the arguments name; raise ConfigError on sizes that do not fit together."""
     return model_shape(args.model or "tiny").with_sizes(**_given(args))
 
 
 def names_a_shape(args: argparse.Namespace) -> bool:
-    """Whether the command line names a model or a size."""
+    """Return whether the command line names a model or a size."""
     return args.model is not None or bool(_given(args))
 
 
@@ -62,8 +65,11 @@ def _given(args: argparse.Namespace) -> dict[str, int]:
 
 
 def layer_shapes(args: argparse.Namespace) -> list[ModelShape]:
-    """The layer that the command line names; by default a tiny one on CPUs, and on GPUs the 22B model's, from which
-    ``machine.first_that_fits`` chooses: whole, or with half the tokens, and so on."""
+    """Return the layers from which ``machine.first_that_fits`` chooses.
+
+    If the command line names a layer, it is the only one. Else it is a tiny one on CPUs; on GPUs it is the 22B model's
+    layer, then the same with half the tokens, and so on.
+    """
     if args.device == "cpu" or names_a_shape(args):
         return [shape_from(args)]
     shapes = [PAPER_MODELS["22B"].shape]
@@ -73,7 +79,7 @@ def layer_shapes(args: argparse.Namespace) -> list[ModelShape]:
 
 
 def shortened(shape: ModelShape) -> str:
-    """A sentence for a layer of ``layer_shapes`` that has fewer tokens than the 22B model's; "" for any other."""
+    """Return a sentence if a layer of ``layer_shapes`` has fewer tokens than the 22B model's, else ""."""
     whole = PAPER_MODELS["22B"].shape
     if shape.seq_length < whole.seq_length and shape.with_sizes(seq_length=whole.seq_length) == whole:
         return f"The 22B model's layer with {shape.seq_length:,} of its {whole.seq_length:,} tokens: more do not fit."
@@ -81,24 +87,24 @@ def shortened(shape: ModelShape) -> str:
 
 
 def add_dtype_argument(parser: argparse.ArgumentParser) -> None:
-    """--dtype of the activations: bfloat16 by default."""
+    """Add --dtype, of the activations, to a parser; bfloat16 by default."""
     meaning = "of the activations (default: bfloat16)"
     parser.add_argument("--dtype", choices=tuple(ELEMENT_SIZES), default="bfloat16", help=meaning)
 
 
 def add_timing_arguments(parser: argparse.ArgumentParser) -> None:
-    """--dtype and --rounds; ``check_timing`` reads them."""
+    """Add --dtype and --rounds to a parser; ``check_timing`` reads them."""
     meaning = "of the activations (default: bfloat16 on GPUs that have it, else float16; float32 on CPUs)"
     parser.add_argument("--dtype", choices=tuple(ELEMENT_SIZES), help=meaning)
     parser.add_argument("--rounds", type=int, default=20, metavar="N", help="how often each is timed (default: 20)")
 
 
 def check_timing(args: argparse.Namespace) -> str:
-    """The dtype's name, chosen if none is given.  Raises ConfigError on a bad number of rounds."""
+    """Return the dtype's name, ``usual_dtype`` if none is given; raise ConfigError on a bad number of rounds."""
     check_size("rounds", args.rounds, largest=100_000)
     return args.dtype or usual_dtype(args.device)
 
 
 def add_file_argument(parser: argparse.ArgumentParser, name: str, meaning: str) -> None:
-    """An option that names a file to write; ``files.check_files`` checks it before any work is done."""
+    """Add an option that names a file to write; ``files.check_files`` checks the file before any work is done."""
     parser.add_argument(f"--{name}", type=Path, metavar="FILE", help=meaning)

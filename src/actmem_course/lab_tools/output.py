@@ -17,32 +17,35 @@ from actmem_tools.command_line import screen
 if TYPE_CHECKING:
     from actmem_course.ranks import Ranks
 
-#: The style of a line that does not agree.
+#: The style of a line that says that something disagrees.
 WRONG = "bold red"
 
 
 def screen_of(rank: int) -> Console:
-    """Standard output; silent on every rank but 0."""
+    """Return standard output as rich's console; it is silent on every rank but 0."""
     return screen(quiet=rank > 0, highlight=False)
 
 
 def status(rank: int, text: str) -> Status:
-    """A line on rank 0's screen while the block runs.  For labs that take no times: it moves."""
+    """Return a context that shows a moving line on rank 0's screen.
+
+    It is not for labs that take times, which it would disturb.
+    """
     return Console(stderr=True, quiet=rank > 0).status(text)
 
 
 def gather_rows(here: Ranks, own: Iterable) -> list:
-    """The rows of all ranks, one rank after the other.  Every rank must call it."""
+    """Return the rows of all ranks, one rank after the other. Every rank must call it."""
     return [row for of_rank in here.gather(list(own)) for row in of_rank]
 
 
 def write_rows(path: Path | None, rank: int, rows: object) -> None:
-    """Put rows into the file of --json, if there is one."""
+    """Write rows as JSON to the file of --json, if there is one, on rank 0."""
     if path is not None and rank == 0:
         write_text(path, json.dumps(rows, ensure_ascii=False, indent=1) + "\n")
 
 
 def show_progress(rank: int, text: str = "") -> None:
-    """Overwrite the last line on rank 0's screen; does nothing if stderr is a file."""
+    """Overwrite the last line on rank 0's screen; do nothing if stderr is a file."""
     if rank == 0 and sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)

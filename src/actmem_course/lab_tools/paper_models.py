@@ -1,11 +1,12 @@
-"""What is counted of a model of the paper: one emulated pipeline rank, FLOPs and parameters of the whole model.
+"""What is counted of a model of the paper: bytes of one emulated pipeline rank, FLOPs and parameters of the whole
+model.
 
-Bytes of a model are counted on one pipeline rank, emulated, with everything in flight: it runs the real GPT part on
-torch's fake backend, through the schedule's own actions, up to the moment at which it holds most.
+Bytes are counted on one emulated pipeline rank, with everything in flight: it runs the real GPT part on torch's fake
+backend, through the schedule's own actions, up to the moment at which it holds most.
 
-FLOPs and parameters: of the whole model.  On the meta device tensors have shapes and no numbers.
-``torch.utils.flop_counter`` counts matmuls from the shapes that reach them, so logits and attention count, and looking
-up embeddings, softmax, layer norm, GeLU, dropout, biases and the loss do not.
+FLOPs and parameters are those of the whole model, on the meta device, where tensors have shapes and no numbers.
+``torch.utils.flop_counter`` counts matmuls from the shapes that reach them, so logits and attention count; embedding
+look-ups, softmax, layer norm, GeLU, dropout, biases and the loss do not.
 """
 
 from __future__ import annotations
@@ -42,10 +43,12 @@ class PaperStage:
 
     @property
     def model(self) -> PaperModel:
+        """The model of table 3."""
         return PAPER_MODELS[self.model_name]
 
     @property
     def configuration(self) -> Configuration:
+        """The row of table 2."""
         return _CONFIGURATIONS[self.configuration_name]
 
     @property
@@ -55,6 +58,7 @@ class PaperStage:
 
     @property
     def num_microbatches(self) -> int:
+        """Microbatches of one iteration."""
         return num_microbatches(self.model)
 
     def _stage_rows(self) -> list[Row]:
@@ -62,23 +66,24 @@ class PaperStage:
         return stage_rows(model.shape, self.parallel, self.pipeline_rank, recompute, self.num_microbatches)
 
     def rows(self) -> list[Row]:
-        """Predicted: the paper's terms."""
+        """Predict the rank's rows of terms that the paper counts."""
         return paper_rows(self._stage_rows())
 
     def extra_rows(self) -> list[Row]:
-        """Predicted: what the paper leaves out."""
+        """Predict the rank's rows that the paper leaves out."""
         return extra_rows(self._stage_rows())
 
     def chunks(self) -> list[range]:
-        """The layers of each model chunk of this rank: chunk c is stage c·p + r of the model."""
+        """Return the layers of each model chunk of this rank: chunk c is stage c·p + r of the model."""
         per_chunk, p = layers_per_chunk(self.model.shape, self.parallel), self.parallel.pipeline_parallel_size
         stages = [chunk * p + self.pipeline_rank for chunk in range(self.parallel.num_model_chunks)]
         return [range(stage * per_chunk, (stage + 1) * per_chunk) for stage in stages]
 
     def actions(self) -> list[Action]:
-        """This rank's part of the schedule, up to the first moment at which it holds most.
+        """Return this rank's part of the schedule, up to the first moment at which it holds most.
 
-        That is the moment with most layers in flight, and of those the one with most ends of the model.
+        That is the moment with most layers in flight, and among those the one with most chunks that have the embedding
+        or the loss.
         """
         last = self.model.shape.num_layers
         weights = [1000 * len(layers) + (layers.start == 0) + (layers.stop == last) for layers in self.chunks()]
@@ -88,13 +93,13 @@ class PaperStage:
 
 
 def num_microbatches(model: PaperModel) -> int:
-    """Microbatches of one iteration, without data parallelism."""
+    """Return the microbatches of one iteration, without data parallelism."""
     return model.global_batch_size // model.shape.micro_batch_size
 
 
 @cache
 def schedule(model_name: str) -> Schedule:
-    """The model's schedule: interleaved where table 3 has more than one chunk, else 1F1B."""
+    """Return the model's schedule: interleaved where table 3 has more than one chunk, else 1F1B."""
     model = PAPER_MODELS[model_name]
     p, m = model.parallel.pipeline_parallel_size, model.parallel.num_model_chunks
     n = num_microbatches(model)
@@ -103,7 +108,7 @@ def schedule(model_name: str) -> Schedule:
 
 @cache
 def measure_paper_stage(stage: PaperStage) -> list[Row]:
-    """Rows of what the rank keeps at its fullest, by the ledger, in bfloat16 on an emulated rank of t."""
+    """Measure what the rank keeps at its fullest, by the ledger, in bfloat16 on an emulated rank of t."""
     actions = [(action.kind, action.chunk, action.microbatch) for action in stage.actions()]
     with emulated_rank(stage.parallel.tensor_parallel_size):
         tp = tensor_parallel(sequence_parallel=stage.parallel.sequence_parallel)
@@ -115,7 +120,7 @@ def measure_paper_stage(stage: PaperStage) -> list[Row]:
 
 
 def meta_model(shape: ModelShape, recompute: str = "none") -> GPT:
-    """The whole model on one device, without storage."""
+    """Make the whole model on the meta device, without storage."""
     with torch.device("meta"):
         # Built without naming the device: its random-number generators need a real one.
         model = GPT(shape, recompute=recompute, dtype=torch.bfloat16)
@@ -123,7 +128,7 @@ def meta_model(shape: ModelShape, recompute: str = "none") -> GPT:
 
 
 def count_flops(shape: ModelShape, recompute: str = "none") -> dict[str, int]:
-    """FLOPs of one microbatch through all layers, forward and backward, by torch operator."""
+    """Count the FLOPs of one microbatch through all layers, forward and backward, by torch operator."""
     model = meta_model(shape, recompute)
     tokens = torch.zeros(shape.micro_batch_size, shape.seq_length, dtype=torch.long, device="meta")
     with FlopCounterMode(display=False) as counter:
@@ -133,7 +138,7 @@ def count_flops(shape: ModelShape, recompute: str = "none") -> dict[str, int]:
 
 @cache
 def count_iteration(model_name: str, recompute: str) -> dict[str, int]:
-    """The same for a whole iteration of a paper model: all of its equal microbatches."""
+    """Count the FLOPs of a whole iteration of a paper model, by torch operator: of all its equal microbatches."""
     model = PAPER_MODELS[model_name]
     counts = count_flops(model.shape, recompute)
     return {operator: num_microbatches(model) * count for operator, count in counts.items()}
@@ -141,11 +146,14 @@ def count_iteration(model_name: str, recompute: str) -> dict[str, int]:
 
 @cache
 def count_parameters(model_name: str) -> tuple[int, int]:
-    """Parameters of the whole model, and of its first pipeline rank's share, both by building the GPT."""
+    """Count the parameters of the whole model, and those of its first pipeline rank, by building the GPT.
+
+    Returns: the two numbers.
+    """
     model, chunks = PAPER_MODELS[model_name], PaperStage(model_name, "tensor+sequence").chunks()
     models = [meta_model(model.shape)]
     with emulated_rank(model.parallel.tensor_parallel_size):
         tp = tensor_parallel(sequence_parallel=True)
         models += [GPT(model.shape, tp, layers=layers, dtype=torch.bfloat16) for layers in chunks]
-        whole, *share = (sum(parameter.numel() for parameter in one.parameters()) for one in models)
+        whole, *share = (sum(parameter.numel() for parameter in gpt.parameters()) for gpt in models)
     return whole, sum(share)

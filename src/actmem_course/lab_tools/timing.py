@@ -25,7 +25,7 @@ from actmem.config import check_size
 from actmem_course.lab_tools.output import show_progress
 from actmem_course.ranks import Ranks
 
-#: Rounds that don't count: what is made once is made there.
+#: Rounds before the timed ones, in which everything is made that is made only once.
 WARM_UP = 2
 
 
@@ -51,21 +51,22 @@ class Work:
     finish: Callable[[], None] = lambda: None
 
     def under(self, context: Callable[[], ContextDecorator]) -> Work:
-        """The same, forward and backward each in a ``context()`` of its own."""
+        """Return the same work with forward and backward each in a ``context()`` of its own."""
         return Work(context()(self.forward), context()(self.backward), self.finish)
 
 
 class Stopwatch:
     """Marks moments and gives the seconds between them.
 
-    On ``"cuda"`` a moment is an event on the current stream, to be read after ``wait``.  Elsewhere
-    it is wall-clock time.
+    On ``"cuda"`` a moment is an event on the current stream, which can be read after ``wait``. Elsewhere it is
+    wall-clock time.
     """
 
     def __init__(self, device: str):
         self._cuda = device == "cuda"
 
     def mark(self) -> Any:
+        """Return this moment."""
         if not self._cuda:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
@@ -73,9 +74,11 @@ class Stopwatch:
         return event
 
     def seconds(self, start: Any, end: Any) -> float:
+        """Return the seconds between two moments."""
         return start.elapsed_time(end) / 1000 if self._cuda else end - start
 
     def wait(self) -> None:
+        """Wait until the GPU has reached every moment that was marked."""
         if self._cuda:
             torch.cuda.synchronize()
 
@@ -89,16 +92,23 @@ def take_turns(
     meet: Callable[[], None] = lambda: None,
     on_round: Callable[[int], None] = lambda number: None,
 ) -> dict[Hashable, list[Sample]]:
-    """Samples of each candidate, one a round, after ``warm_up`` rounds that do not count.
+    """Time all candidates in turns.
 
-    Python collects garbage between rounds only.  On CUDA an untimed step runs right before each timed one, so that the
+    Python collects garbage between rounds only. On CUDA an untimed step runs right before each timed one, so that the
     CPU is ahead of the GPU, as in training.
 
     Args:
-        meet: Called before each step; a barrier if there are several ranks.
+        candidates: by name.
+        rounds: how many samples each gets.
+        warm_up: rounds before these that do not count.
+        meet: called before each step; a barrier if there are several ranks.
+        on_round: called after each round with its number, from 1 on.
+
+    Returns:
+        For each candidate its samples, one for each round.
 
     Raises:
-        ConfigError: On a bad number of rounds.
+        ConfigError: on a bad number of rounds.
     """
     check_size("rounds", rounds)
     watch = Stopwatch(device)
@@ -138,13 +148,18 @@ def _step(work: Work, watch: Stopwatch, meet: Callable[[], None], lead: bool) ->
 
 @dataclass(frozen=True)
 class Timings:
-    """Samples by name, one a round, each of the rank that took longest; part: their seconds that are compared."""
+    """Samples of each candidate, one for each round, each that of the rank that took longest.
+
+    Attributes:
+        samples: by the candidate's name.
+        part: which seconds ``over`` compares: "seconds", "forward_seconds" or "backward_seconds".
+    """
 
     samples: Mapping[Hashable, list[Sample]]
     part: str = "seconds"
 
     def medians(self, name: Hashable) -> dict[str, float]:
-        """One candidate's seconds of forward, of backward, and of both, named as in results."""
+        """Return one candidate's median seconds: ``forward_seconds``, ``backward_seconds`` and ``combined_seconds``."""
         fields = {"forward": "forward_seconds", "backward": "backward_seconds", "combined": "seconds"}
         return {
             f"{part}_seconds": median(getattr(one, field) for one in self.samples[name])
@@ -152,18 +167,23 @@ class Timings:
         }
 
     def over(self, name: Hashable, base: Hashable) -> dict[str, Any]:
-        """``over`` of one candidate's times and another's."""
+        """Return how much longer one candidate takes than another, as the function ``over`` has it."""
         return over(*([getattr(sample, self.part) for sample in self.samples[one]] for one in (name, base)))
 
 
 def over(times: Sequence[float], base: Sequence[float]) -> dict[str, Any]:
-    """Times over the base's, divided within each round, so that what slowed both cancels; as JSON has it.
+    """Return how much longer some times are than the base's, as labs write it to JSON.
+
+    Times are divided within each round, so that what slowed both cancels.
 
     Returns:
-        value: The median of the ratio, less 1; low, high: 95% of its true median; margin: half of that interval.
-        is_real: False if the difference could be noise; within: what it is below then.
+        ``value``: the median of the ratio, less 1.
+        ``low``, ``high``: the ends of the 95% interval of its true median.
+        ``margin``: half of that interval.
+        ``is_real``: False if the difference could be noise.
+        ``within``: what the difference is below if it could be noise.
     """
-    ratios = sorted(one / other for one, other in zip(times, base, strict=True))
+    ratios = sorted(seconds / base_seconds for seconds, base_seconds in zip(times, base, strict=True))
     outside = _ranks_outside(len(ratios))
     value, low, high = median(ratios) - 1, ratios[outside] - 1, ratios[-1 - outside] - 1
     margin, within = (high - low) / 2, max(abs(low), abs(high))
@@ -173,10 +193,10 @@ def over(times: Sequence[float], base: Sequence[float]) -> dict[str, Any]:
 
 
 def _ranks_outside(count: int) -> int:
-    """How many of ``count`` ordered samples may be cut off at each end of the 95% interval.
+    """Return how many of ``count`` ordered samples may be cut off at each end of the 95% interval.
 
-    Each sample is above the true median as often as below it, so the number below it is
-    binomial: no assumption about the noise is needed.
+    Each sample is above the true median as often as below it, so the number below it is binomial: no assumption about
+    the noise is needed.
     """
     outside, tail = 0, 1
     while 2 * (tail + comb(count, outside + 1)) <= 0.05 * 2**count:
@@ -186,7 +206,11 @@ def _ranks_outside(count: int) -> int:
 
 
 def time_in_turns(work: Mapping[Any, Work], ranks: Ranks, *, rounds: int, part: str = "seconds") -> Timings:
-    """Time all candidates in turns, and show the progress.  part: of ``Timings``.  Every rank must call it."""
+    """Time all candidates in turns on all ranks, and show the progress. Every rank must call it.
+
+    Args:
+        part: of ``Timings``.
+    """
     keep_freed_memory()
     # Meaningless values of emulated ranks may be denormal numbers, on which CPUs are slow.
     torch.set_flush_denormal(True)
@@ -207,12 +231,14 @@ def time_in_turns(work: Mapping[Any, Work], ranks: Ranks, *, rounds: int, part: 
 
 
 def keep_freed_memory() -> bool:
-    """Make the C library keep what this process frees.  False if malloc can't be configured (not glibc).
+    """Make the C library keep the memory that this process frees.
 
-    It returns large blocks to the system when they are freed; the next tensor then gets new pages, each cleared
-    first.  How often this happens depends on the order of frees, which differs between recomputation modes, and the
-    effect is large enough to hide the difference between them.  GPU allocators keep freed memory, and so do the CPU
+    Otherwise it returns large blocks to the system when they are freed; the next tensor then gets new pages, each
+    cleared first. How often this happens depends on the order of frees, which differs between recomputation modes, and
+    the effect is large enough to hide the difference between them. GPU allocators keep freed memory, and so do the CPU
     allocators that training runs use.
+
+    Returns: False if malloc can't be configured (not glibc).
     """
     mmap_threshold, trim_threshold = -3, -1  # names of malloc.h, which ctypes doesn't know
     try:

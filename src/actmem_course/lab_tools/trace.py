@@ -19,7 +19,7 @@ from actmem.parallel import conjugates, linear
 from actmem.recompute import around_second_runs
 from actmem_course.lab_tools.timing import Work
 
-#: What to wrap: owner, name of the function, name of the range.
+#: The functions to wrap: owner, name of the function, name of the range in the trace.
 _RANGES = (
     (conjugates.FUNCTIONS["f"], "forward", "f"),
     (conjugates.FUNCTIONS["f"], "backward", "f backward: all-reduce"),
@@ -42,7 +42,7 @@ _RANGES = (
 
 @contextmanager
 def paper_ranges() -> Iterator[None]:
-    """Show what runs in the block under the paper's names, as ranges of torch's profiler."""
+    """In the block, name what runs by the paper's names, as ranges of torch's profiler."""
     with ExitStack() as stack:
         for owner, name, text in _RANGES:
             stack.enter_context(replaced(owner, name, record_function(text)))
@@ -75,30 +75,31 @@ def write_trace(candidates: dict[str, Work], path: Path | None, device: str) -> 
 
 
 def hidden_collectives(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """How much of NCCL's kernels of a trace ran beside other kernels.
+    """Find how much of the time of a trace's NCCL kernels other kernels ran.
 
     Args:
-        events: ``traceEvents`` of a file that ``write_trace`` made on a GPU; of a CPU's there are no kernels.
+        events: ``traceEvents`` of a file that ``write_trace`` made on a GPU; a CPU's trace has no kernels.
 
-    Returns: for each step, pass and kind of collective its milliseconds, and those at which another kernel ran.
+    Returns: for each ``step``, ``pass`` and ``kind`` of collective its milliseconds ``ms``, and ``hidden_ms``, those
+        during which another kernel ran.
     """
     kernels = [event for event in events if event.get("cat") == "kernel"]
     others = [(event["ts"], event["ts"] + event["dur"]) for event in kernels if "nccl" not in event["name"].lower()]
     spans = [event for event in events if event.get("cat") == "gpu_user_annotation"]
     passes = sorted((span for span in spans if span["name"] in ("forward", "backward")), key=lambda span: span["ts"])
-    found: dict[tuple[str, str, str], list[float]] = {}
+    times_of: dict[tuple[str, str, str], list[float]] = {}
     for span in passes:
         start, end = span["ts"], span["ts"] + span["dur"]
-        step = next((one["name"] for one in spans if one is not span and _holds(one, start)), "step")
+        step = next((other["name"] for other in spans if other is not span and _holds(other, start)), "step")
         for event in kernels:
             kind = next((kind for kind in _NCCL if kind in event["name"]), "")
             if kind and start <= event["ts"] < end:
-                times = found.setdefault((step, span["name"], _NCCL[kind]), [0.0, 0.0])
+                times = times_of.setdefault((step, span["name"], _NCCL[kind]), [0.0, 0.0])
                 times[0] += event["dur"] / 1000
                 times[1] += _covered(event["ts"], event["ts"] + event["dur"], others) / 1000
     return [
         {"step": step, "pass": name, "kind": kind, "ms": ms, "hidden_ms": hidden}
-        for (step, name, kind), (ms, hidden) in found.items()
+        for (step, name, kind), (ms, hidden) in times_of.items()
     ]
 
 
@@ -107,12 +108,12 @@ _NCCL = {"AllGather": "all-gather", "ReduceScatter": "reduce-scatter", "AllReduc
 
 
 def _holds(span: dict[str, Any], moment: float) -> bool:
-    """Whether this range of a whole step goes on at that moment."""
+    """Return whether ``span`` is the range of a whole step that goes on at that moment."""
     return span["name"] not in ("forward", "backward") and span["ts"] <= moment < span["ts"] + span["dur"]
 
 
 def _covered(start: float, end: float, spans: list[tuple[float, float]]) -> float:
-    """How much of the time from ``start`` to ``end`` at least one span covers."""
+    """Return how much of the time from ``start`` to ``end`` is covered by at least one span."""
     covered, reached = 0.0, start
     for begin, finish in sorted(spans):
         begin, finish = max(begin, reached), min(finish, end)

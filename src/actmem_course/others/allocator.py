@@ -1,11 +1,11 @@
 """torch's caching allocator on one stream, without a GPU: which block each tensor gets, and what it counts.
 
-``torch.cuda.max_memory_allocated`` adds up *blocks*, and a block can be larger than its tensor.  The rules
-are those of c10/cuda/CUDACachingAllocator.cpp (torch 2.8): sizes go up to a multiple of 512 B; up to 1 MiB
-come from segments of 2 MiB, up to 10 MiB from segments of 20 MiB, larger ones from a segment of their own,
-rounded up to 2 MiB; the smallest free block that fits is taken (of equals the lowest address); and a large
-block is split only if more than 1 MiB is left over (``should_split``).  What is left unsplit is counted as
-allocated: up to 1 MiB a tensor that no formula of tensors shows.
+``torch.cuda.max_memory_allocated`` adds up *blocks*, and a block can be larger than its tensor. The rules are those of
+c10/cuda/CUDACachingAllocator.cpp (torch 2.8). Sizes are rounded up to a multiple of 512 B. Blocks up to 1 MiB come from
+segments of 2 MiB, blocks up to 10 MiB from segments of 20 MiB, larger ones from a segment of their own, rounded up to 2
+MiB. The smallest free block that fits is taken, and of equal ones that with the lowest address. A large block is split
+only if more than 1 MiB is left over (``should_split``). What is left unsplit is counted as allocated: up to 1 MiB a
+tensor, which no formula of tensors shows.
 """
 
 from __future__ import annotations
@@ -15,20 +15,28 @@ from dataclasses import dataclass, field
 MEBIBYTE = 2**20
 _ROUND, _SMALL = 512, MEBIBYTE
 _LARGE_MINIMUM, _ROUND_LARGE = 10 * MEBIBYTE, 2 * MEBIBYTE
-#: Segments of small blocks, and of blocks below _LARGE_MINIMUM; pages by which expandable ones grow.
+#: Bytes of a segment of small blocks (True), and of one of blocks below _LARGE_MINIMUM (False).  Expandable segments
+#: grow by as much.
 _PAGES = {True: 2 * MEBIBYTE, False: 20 * MEBIBYTE}
-#: Between the addresses of two expandable segments.
+#: Distance between the addresses of two expandable segments.
 _APART = 2**50
 
 
 def rounded(num_bytes: int, unit: int = _ROUND) -> int:
-    """``num_bytes`` rounded up to whole units, at least one."""
+    """Return ``num_bytes`` rounded up to whole units, at least one."""
     return max(unit, -(-num_bytes // unit) * unit)
 
 
 @dataclass(eq=False)
 class MemoryBlock:
-    """A stretch of a segment, free or holding one tensor, which is named."""
+    """A stretch of a segment that is free or holds one tensor.
+
+    Attributes:
+        address: In bytes.
+        size: In bytes.
+        in_use: Whether it holds a tensor.
+        name: Of the tensor that it holds, or held last.
+    """
 
     address: int
     size: int
@@ -38,17 +46,23 @@ class MemoryBlock:
 
 @dataclass(eq=False)
 class Segment:
-    """What the GPU gave at once: blocks in their order.  small: of tensors up to 1 MiB."""
+    """Memory that the GPU gave at once, as blocks in order.
+
+    Attributes:
+        small: Whether it is for tensors of up to 1 MiB.
+        blocks: Free ones and those in use.
+    """
 
     small: bool
     blocks: list[MemoryBlock]
 
     @property
     def address(self) -> int:
+        """Address of its first block."""
         return self.blocks[0].address
 
     def join_free(self) -> None:
-        """Make one block of free neighbours."""
+        """Join free neighbours to one block."""
         joined = self.blocks[:1]
         for block in self.blocks[1:]:
             if joined[-1].in_use or block.in_use:
@@ -59,18 +73,22 @@ class Segment:
 
 
 def blocks_of(segment: Segment) -> list[MemoryBlock]:
-    """All blocks of a segment in their order."""
+    """Return all blocks of a segment in order."""
     return segment.blocks
 
 
 @dataclass
 class CachingAllocator:
-    """Blocks taken and given back; ``expandable``: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.
+    """An allocator whose blocks are taken and given back.
 
-    allocated, peak: bytes of blocks in use, now and at most.
-    segments: an expandable one grows instead of having a second beside it.  None is given
-    back to the GPU: torch does that only when it would run out of memory, or on ``empty_cache``, which both leave
-    ``stuck`` there.
+    No segment is given back to the GPU: torch does that only when it would run out of memory, or on ``empty_cache``,
+    and in both cases the bytes of ``stuck`` would stay.
+
+    Attributes:
+        expandable: Whether PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True is set. Then a segment grows, where
+            otherwise a second one is made.
+        allocated, peak: Bytes of blocks in use, now and at most.
+        segments: What the GPU has given.
     """
 
     expandable: bool = False
@@ -80,11 +98,11 @@ class CachingAllocator:
     _end: int = 0
 
     def take(self, name: str, num_bytes: int) -> MemoryBlock:
-        """A block for a tensor of ``num_bytes``."""
+        """Return a block for a tensor of ``num_bytes``."""
         size = rounded(num_bytes)
         small = size <= _SMALL
-        own = (segment for segment in self.segments if segment.small == small)
-        places = ((segment, block) for segment in own for block in segment.blocks)
+        usable = (segment for segment in self.segments if segment.small == small)
+        places = ((segment, block) for segment in usable for block in segment.blocks)
         fitting = [(segment, block) for segment, block in places if not block.in_use and block.size >= size]
         fitting.sort(key=lambda place: (place[1].size, place[1].address))
         segment, block = fitting[0] if fitting else self._more(size, small)
@@ -98,7 +116,7 @@ class CachingAllocator:
         return block
 
     def free(self, *blocks: MemoryBlock) -> None:
-        """Give blocks back; a free neighbour becomes part of the block."""
+        """Give blocks back; a free neighbour is joined to them."""
         for block in blocks:
             block.in_use = False
             self.allocated -= block.size
@@ -113,20 +131,21 @@ class CachingAllocator:
     def stuck(self) -> int:
         """Free bytes that torch can't give back to the GPU.
 
-        It returns a segment that holds no tensor, and each page of an expandable one that lies whole in a free block
-        (``release_blocks``): what is left there are the pages that a free block shares with a tensor.
+        torch returns each segment that holds no tensor, and of an expandable segment each page that lies inside a free
+        block (``release_blocks``). In an expandable segment, what it can't return are the pages that a free block
+        shares with a tensor.
         """
-        left = 0
+        stuck_bytes = 0
         for segment in self.segments:
             free = [block for block in segment.blocks if not block.in_use]
             if self.expandable or len(free) < len(segment.blocks):
-                left += sum(block.size for block in free)
+                stuck_bytes += sum(block.size for block in free)
             if self.expandable:
-                left -= sum(_whole_pages(block, segment) for block in free)
-        return left
+                stuck_bytes -= sum(_whole_pages(block, segment) for block in free)
+        return stuck_bytes
 
     def _more(self, size: int, small: bool) -> tuple[Segment, MemoryBlock]:
-        """A free block of a new segment, or of an expandable one that has grown."""
+        """Return a new segment, or an expandable one that has grown, with its free block."""
         shared = small or size < _LARGE_MINIMUM or self.expandable
         unit = _PAGES[small] if shared else _ROUND_LARGE
         for segment in self.segments:
@@ -143,6 +162,6 @@ class CachingAllocator:
 
 
 def _whole_pages(block: MemoryBlock, segment: Segment) -> int:
-    """Bytes of the pages of an expandable segment that lie in a block."""
+    """Return the bytes of the pages of an expandable segment that lie inside a block."""
     page, at = _PAGES[segment.small], block.address - segment.address
     return max(0, (at + block.size) // page - -(-at // page)) * page

@@ -1,4 +1,4 @@
-"""Where the paper's text, its formulas and our counts differ, each place recomputed.
+"""Where the paper's text, its formulas and our counts differ, with our numbers computed for each place.
 
 None of this affects the paper's method; most of it strengthens the conclusion.
 """
@@ -30,7 +30,14 @@ class Value:
 
 @dataclass(frozen=True)
 class Disagreement:
-    """where: section of the paper.  printed: what it says.  ours: computed.  why: the difference."""
+    """One place where the paper and our count differ.
+
+    Attributes:
+        where: Section of the paper.
+        printed: What the paper says.
+        ours: Our numbers.
+        why: The cause of the difference.
+    """
 
     where: str
     printed: str
@@ -42,13 +49,13 @@ class Disagreement:
 
 
 def disagreements() -> list[Disagreement]:
-    """The whole list, in the order of the paper: the lines of disagreements.tsv, each with ours."""
+    """Return all disagreements, in the order of the paper: the lines of disagreements.tsv, each with our numbers."""
     lines = table_rows("disagreements.tsv")
     return [Disagreement(ours=tuple(ours), **line) for line, ours in zip(lines, _values(), strict=True)]
 
 
 def _values() -> list[list[Value]]:
-    """Our numbers for each line of disagreements.tsv."""
+    """Return our numbers for each line of disagreements.tsv."""
     smallest, mt = PAPER_MODELS["22B"], PAPER_MODELS["530B"]
     t, p = smallest.parallel.tensor_parallel_size, smallest.parallel.pipeline_parallel_size
     extras = Fraction(section43_extras(smallest.shape, t, p), eq5(smallest.shape, t))
@@ -94,6 +101,6 @@ def _percents(shares: dict[str, Fraction]) -> list[Value]:
 
 
 def baseline_share(row: str, model: PaperModel) -> Fraction:
-    """A row of table 2 relative to tensor parallelism alone, for one layer of a model."""
+    """Return the bytes of a row of table 2 relative to tensor parallelism alone, for one layer of a model."""
     rows, place = {one.name: one for one in TABLE2}, (model.shape, model.parallel.tensor_parallel_size)
     return Fraction(closed_form(rows[row], *place), closed_form(rows["tensor"], *place))

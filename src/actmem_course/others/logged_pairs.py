@@ -1,9 +1,9 @@
-"""Pairs of runs that NVIDIA's CI logged and that differ in one thing, beside a formula of that thing.
+"""Pairs of runs that NVIDIA's CI logged and that differ in one thing, with a formula for that difference.
 
-logged_pairs.tsv: what NVIDIA/Megatron-LM's tests/functional_tests/test_cases/*/golden_values_dev_dgx_*.json of the
-snapshot d98e8a64 say of the last rank.  peak: the largest mem-max-allocated-bytes.  held: mem-allocated-bytes, what
-stays between steps: weights, gradients, optimizer states.  Peak less held leaves activations, and the difference of
-two runs leaves what differs.  The last columns count the tensors of that difference.  These are the pairs that
+logged_pairs.tsv has what NVIDIA/Megatron-LM's tests/functional_tests/test_cases/*/golden_values_dev_dgx_*.json
+(snapshot d98e8a64) say of the last rank. "peak" is the largest mem-max-allocated-bytes. "held" is mem-allocated-bytes,
+what stays between steps: weights, gradients, optimizer states. Peak minus held is activations, and the difference of
+two runs is what they don't share. The last columns count the tensors of that difference. These are the pairs that
 tensors alone explain; in others the kernels' sources don't show what they save, or the allocator's blocks change from
 log to log.
 """
@@ -16,17 +16,20 @@ from actmem.config import ModelShape, padded_vocab_size
 from actmem.formulas.activations import eq1
 from actmem_course.others import table_rows
 
-#: The layer of nearly all these tests.  Where a pair's tests have another one, its formula is 0.
+#: The layer of nearly all these tests.  A pair whose tests have another layer has the formula 0, which needs no sizes.
 SHAPE = ModelShape(seq_length=1024, micro_batch_size=4, hidden_size=512, num_attention_heads=8)
 _WORDS = 50257
-#: A tensor of one number takes a block of this size.
+#: Bytes of the block that a tensor of one number takes.
 BLOCK_BYTES = 512
-#: How many tensors of one number, such as a loss, a pair may differ by beside its formula.
+#: How many tensors of one number, such as a loss, a pair may differ by besides its formula.
 MOST_NUMBERS = 12
 
 
 def term_bytes() -> dict[str, int]:
-    """Bytes of each term that logged_pairs.tsv counts: 16 bits, and float32 for statistics and the loss's logits."""
+    """Return the bytes of each term that logged_pairs.tsv counts.
+
+    In 16 bits; in float32 for statistics and the loss's logits.
+    """
     a, b, h, s = SHAPE.letters()
     v, of_two_ranks = (padded_vocab_size(_WORDS, t) for t in (1, 2))
     return {
@@ -44,7 +47,11 @@ def term_bytes() -> dict[str, int]:
 class LoggedPair:
     """Two runs on one kind of GPU.
 
-    Bytes are of the first run less the second; counts: how many of each term differ.
+    Attributes:
+        what: The one thing in which they differ.
+        first, second: The tests' names.
+        logged_bytes: Peak minus held of the first run, less that of the second.
+        counts: For each term, how many more tensors the first run has.
     """
 
     what: str
@@ -56,30 +63,30 @@ class LoggedPair:
 
     @property
     def formula(self) -> str:
-        """Such as ``12 · layer − 12 · 2sbh``; ``0`` where nothing should differ."""
+        """The difference in terms, such as ``12 · layer − 12 · 2sbh``; ``0`` where nothing should differ."""
         parts = [f"{'−' if count < 0 else '+'} {abs(count)} · {term}" for term, count in self.counts.items()]
         return " ".join(parts).removeprefix("+ ") or "0"
 
     @property
     def formula_bytes(self) -> int:
-        """The formula's value."""
+        """The formula's value, in bytes."""
         terms = term_bytes()
         return sum(count * terms[term] for term, count in self.counts.items())
 
     @property
     def apart_bytes(self) -> int:
-        """Logged minus formula."""
+        """Logged bytes minus those of the formula."""
         return self.logged_bytes - self.formula_bytes
 
     @property
     def explained(self) -> bool:
-        """Whether nothing but tensors of one number is left."""
+        """Whether only tensors of one number remain unexplained."""
         numbers, rest = divmod(abs(self.apart_bytes), BLOCK_BYTES)
         return not rest and numbers <= MOST_NUMBERS
 
 
 def logged_pairs() -> list[LoggedPair]:
-    """All pairs; the first two are equal to the byte, the third is six numbers apart."""
+    """Return all pairs; the first two are equal to the byte, the third is six numbers apart."""
     return [_pair(row) for row in table_rows("logged_pairs.tsv")]
 
 

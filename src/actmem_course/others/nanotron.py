@@ -1,9 +1,8 @@
-"""18 public runs of nanotron, and what its code keeps for a Llama on rank 0, line by line, when that holds most.
+"""18 public runs of nanotron, and what its code keeps for a Llama on rank 0, tensor by tensor, when it holds most.
 
-Read from its code (models/llama.py, parallel/, optim/, nn/ of huggingface/nanotron at ee785d6c,
-July 2024): sequence-parallel tensor parallelism without asynchronous communication, 1F1B, ZeRO-1,
-gradients added up in float32 without a DDP wrapper, fused AdamW, flash attention, no recomputation,
-16-bit weights.  Nothing here is fitted to a run.
+Read from its code (models/llama.py, parallel/, optim/, nn/ of huggingface/nanotron at ee785d6c, July 2024):
+sequence-parallel tensor parallelism without asynchronous communication, 1F1B, ZeRO-1, gradients added up in float32
+without a DDP wrapper, fused AdamW, flash attention, no recomputation, 16-bit weights. Nothing here is fitted to a run.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from actmem.formulas.first_stage import in_flight
 from actmem_course.others import table_rows
 from actmem_more.llama_shape import LlamaShape
 
-#: What huggingface/bench_cluster trained in July 2024 (bench_cluster/template/base_config.py): its sizes as letters.
+#: The model that huggingface/bench_cluster trained in July 2024 (bench_cluster/template/base_config.py).
 NANOTRON_MODEL = LlamaShape(4096, 1, 2048, 32, 32, 4096, num_layers=24, vocab_size=50257, tied_embeddings=True)
 _S, _H = NANOTRON_MODEL.seq_length, NANOTRON_MODEL.hidden_size
 _A, _F = NANOTRON_MODEL.num_attention_heads, NANOTRON_MODEL.ffn_hidden_size
@@ -27,20 +26,24 @@ _WORKSPACE_BYTES = 8 * 4096 * 2**10
 
 
 def first_stage_layers(pipeline_parallel_size: int) -> int:
-    """Layers of rank 0, which has the embedding too.
+    """Return how many layers rank 0 has; it has the embedding too.
 
-    nanotron spreads blocks by elements of their matrices: 4h² + 3hf a layer, vh the head.  Blocks go to the rank
-    until their sum exceeds its share; the block that crosses stays.
+    nanotron distributes blocks by the elements of their matrices: 4h² + 3hf a layer, vh the head. A rank gets blocks
+    until their sum exceeds its share; it keeps the block that exceeds it.
     """
     layer = 4 * _H * _H + 3 * _H * _F
-    whole = NANOTRON_MODEL.num_layers * layer + NANOTRON_MODEL.vocab_size * _H
-    return min(NANOTRON_MODEL.num_layers, whole // (pipeline_parallel_size * layer) + 1)
+    all_blocks = NANOTRON_MODEL.num_layers * layer + NANOTRON_MODEL.vocab_size * _H
+    return min(NANOTRON_MODEL.num_layers, all_blocks // (pipeline_parallel_size * layer) + 1)
 
 
 def layer_bytes(b: int, t: int) -> dict[str, int]:
-    """What one layer keeps for backward of one microbatch of b sequences on one of t ranks, by tensor.
+    """Return what one layer keeps for backward of one microbatch, in bytes by tensor.
 
-    2s[2h + (9h + 4f)/t] + 4sa/t + 8s/t bytes a sequence, 8h in place of 9h for b = 1.
+    The sum is 2s[2h + (9h + 4f)/t] + 4sa/t + 8s/t bytes a sequence, with 8h in place of 9h for b = 1.
+
+    Args:
+        b: sequences of the microbatch.
+        t: tensor-parallel ranks.
     """
     tokens = _S * b
     sbh, sbf, statistic = 2 * tokens * _H, 2 * tokens * _F, 4 * tokens
@@ -65,7 +68,7 @@ def layer_bytes(b: int, t: int) -> dict[str, int]:
 
 
 def static_bytes(layout: Parallel, layers: int, vocab_size: int) -> dict[str, int]:
-    """What is there between two steps, by part."""
+    """Return what stays between two steps, in bytes by part."""
     dp, t = layout.data_parallel_size, layout.tensor_parallel_size
     matrices = NANOTRON_MODEL.attention_weights + NANOTRON_MODEL.mlp_weights
     norms = 2 * layers + (layout.pipeline_parallel_size == 1)  # the last of them on the last stage
@@ -81,7 +84,7 @@ def static_bytes(layout: Parallel, layers: int, vocab_size: int) -> dict[str, in
 
 
 def loss_bytes(b: int, t: int, vocab_size: int) -> dict[str, int]:
-    """What the last stage's norm, head and loss keep, by tensor."""
+    """Return what the last stage's norm, head and loss keep, in bytes by tensor."""
     tokens = _S * b
     sbh, logits = 2 * tokens * _H, 4 * tokens * vocab_size // t
     return {
@@ -96,7 +99,7 @@ def loss_bytes(b: int, t: int, vocab_size: int) -> dict[str, int]:
 
 
 def backward_bytes(b: int, t: int) -> int:
-    """What the last MLP's backward makes, at the fuller of its two moments."""
+    """Return the bytes that the last MLP's backward makes, at the fuller of its two moments."""
     sbh, sbf = 2 * _S * b * _H, 2 * _S * b * _F
     # The down projection: the output's gradient gathered, as the reduce-scatter's backward has it; the product's.
     matmul = sbh + sbf // t
@@ -107,7 +110,10 @@ def backward_bytes(b: int, t: int) -> int:
 
 
 def nanotron_moments(layout: Parallel, num_microbatches: int) -> dict[str, dict[str, int]]:
-    """Rank 0's bytes by part at each moment that is the fullest of one of these runs: in backward, and in the loss."""
+    """Return what rank 0 holds at each moment that can be its fullest.
+
+    Returns: for "backward of the last MLP", and for "loss" if p = 1, the bytes by part.
+    """
     b, t, p = layout.micro_batch_size, layout.tensor_parallel_size, layout.pipeline_parallel_size
     layers, flight = first_stage_layers(p), in_flight(layout, 0, num_microbatches)
     vocab_size = padded_vocab_size(NANOTRON_MODEL.vocab_size, t, multiple=1)
@@ -138,14 +144,14 @@ class NanotronRun:
 
     @cached_property
     def fullest(self) -> tuple[str, dict[str, int]]:
-        """When rank 0 holds most, and what, by its code."""
+        """The moment at which rank 0 holds most, and its bytes by part, by nanotron's code."""
         layout = Parallel(self.tp, True, self.pp, micro_batch_size=self.mbz, data_parallel_size=self.dp)
         moments = nanotron_moments(layout, layout.num_microbatches(NANOTRON_GLOBAL_BATCH))
         return max(moments.items(), key=lambda moment: sum(moment[1].values()))
 
     @property
     def predicted_mib(self) -> float:
-        """Of that moment."""
+        """MiB at the fullest moment."""
         return sum(self.fullest[1].values()) / 2**20
 
     @property
@@ -155,7 +161,7 @@ class NanotronRun:
 
 
 def nanotron_runs() -> list[NanotronRun]:
-    """18 rows drawn at random from nanotron/old_bench and nanotron/bench_cluster, llama-1B/…/log_metrics.csv."""
+    """Return 18 runs drawn at random from nanotron/old_bench and nanotron/bench_cluster, llama-1B/…/log_metrics.csv."""
     sizes = ("gpus", "dp", "tp", "pp", "mbz")
     return [
         NanotronRun(**{name: int(row[name]) for name in sizes}, logged_mib=float(row["peak_allocated_mib"]))

@@ -1,9 +1,9 @@
-"""What 2205.05198 printed, and what its times make of its FLOPs.
+"""Numbers that 2205.05198 printed, and the utilisation that follows from its times.
 
-Only to compare with: nothing here goes into a prediction.
+They are only compared with: nothing here goes into a prediction.
 
-Table 3 (sizes) is in ``actmem.config``, because the models are built from it; table 2 is a set of
-formulas, in ``actmem.formulas.activations``.  Numbers are as printed, rounded as printed.
+Table 3 (sizes) is in ``actmem.config``, because the models are built from it; table 2 is a set of formulas, in
+``actmem.formulas.activations``. Numbers are as printed, rounded as printed.
 """
 
 from __future__ import annotations
@@ -94,11 +94,11 @@ APPENDIX_C = {"175B": MicrobatchLevel(52.3, 0.7), "530B": MicrobatchLevel(56.4, 
 
 
 def percent_of_peak(model_name: str, flops: int, seconds: float) -> float:
-    """FLOPs of an iteration as a share of the highest rate of the model's A100s, 312 TFLOP/s each."""
+    """Return an iteration's FLOPs in percent of the highest rate of the model's A100s, 312 TFLOP/s each."""
     return 100 * utilisation(flops, seconds, PAPER_MODELS[model_name].num_devices, A100_FLOPS_PER_SECOND)
 
 
 def mfu_percent(model_name: str, seconds: float) -> float:
-    """The same of equation 7's FLOPs, those of the model alone."""
+    """Return the model FLOPs utilisation in percent: ``percent_of_peak`` of equation 7's FLOPs."""
     model = PAPER_MODELS[model_name]
     return percent_of_peak(model_name, eq7(model.shape, model.global_batch_size), seconds)

@@ -1,11 +1,13 @@
-"""Peaks that others published of their training runs, beside what ``actmem plan`` predicts; no constant is fitted.
+"""Peaks that others published of their training runs, and what ``actmem plan`` predicts for them; no constant is
+fitted.
 
-published_predictions.tsv has the predictions, as ``python labs/measure_published.py`` gets them from the commands.
+published_predictions.tsv has the predictions, which ``python labs/measure_published.py`` gets from the commands.
 
-published_runs.tsv: peak is as it was published, before what the source says was taken before the model, kind what was
-measured.  command is what one types for the run, recomputes which of its plans the run was: no block recomputed, all
-of them, or the ``part`` that --again names.  left_out: why a run can't be predicted, where what it ran isn't stated
-whole or no option says it.  why: the cause of a difference.
+published_runs.tsv has the runs. "peak" is the peak as it was published; "before" what the source says was taken before
+the model was made; "kind" what was measured. "command" is what one types for the run. "recomputes" says which of the
+command's plans the run was: the one that recomputes no block, the one that recomputes all, or the one for the ``part``
+that --again names. "left_out" says why a run can't be predicted: its source doesn't state all of what it ran, or no
+option describes it. "why" is the cause of a difference.
 """
 
 from __future__ import annotations
@@ -19,12 +21,14 @@ _UNITS = {"B": 1, "GB": 10**9, "MiB": 2**20, "GiB": 2**30}
 
 @dataclass(frozen=True)
 class PublishedRun:
-    """One run.
+    """One published run.
 
-    Args:
-        published_bytes: its peak, without what was taken before the model was there.
+    Attributes:
+        published_bytes: its peak, without what was taken before the model was made.
         kind: "allocated" tensors, memory "reserved" for them, or what "nvidia-smi" shows.
-        predicted_bytes: what the command said; None if the run is left out.
+        predicted_bytes: what the command predicts; None if the run is left out.
+
+    The other fields are columns of published_runs.tsv.
     """
 
     name: str
@@ -44,11 +48,11 @@ class PublishedRun:
 
 
 def published_runs() -> list[PublishedRun]:
-    """All runs; those that are left out come last."""
+    """Return all runs; those that are left out come last."""
     predicted = {row["name"]: int(row["bytes"]) for row in table_rows("published_predictions.tsv")}
-    found = []
+    runs = []
     for row in table_rows("published_runs.tsv"):
         peak, before, unit = float(row.pop("peak")), float(row.pop("before")), _UNITS[row.pop("unit")]
         published_bytes = round((peak - before) * unit)
-        found.append(PublishedRun(**row, published_bytes=published_bytes, predicted_bytes=predicted.get(row["name"])))
-    return found
+        runs.append(PublishedRun(**row, published_bytes=published_bytes, predicted_bytes=predicted.get(row["name"])))
+    return runs

@@ -20,7 +20,7 @@ PHASES = {
     "all-reduce": ("reduce-scatter", "all-gather"),
 }
 
-#: All chunks of all ranks are listed after each step.
+#: The most ranks, because all chunks of all ranks are listed after each step.
 LARGEST_RING = 128
 
 
@@ -28,9 +28,13 @@ LARGEST_RING = 128
 class RingState:
     """All ranks after one step.
 
-    held[rank][chunk]: the ranks whose contributions are in that rank's copy of the chunk; empty where
-    it has no copy.  received[rank]: the chunk that came in with this step; None before the
-    first.  sent_bytes: by each rank so far.  phase: which of the two halves the step belongs to; "" before the first.
+    Attributes:
+        step: How many steps have run.
+        phase: The half of the collective that the step belongs to; "" before the first step.
+        held: ``held[rank][chunk]`` has the ranks whose contributions are in that rank's copy of the chunk; it is empty
+            if the rank has no copy.
+        received: ``received[rank]`` is the chunk that came in with this step; None before the first.
+        sent_bytes: Bytes that each rank has sent so far.
     """
 
     step: int
@@ -45,10 +49,17 @@ class RingState:
 
 
 def ring(kind: str, ranks: int, payload_bytes: int) -> list[RingState]:
-    """The states of one collective, from before the first step to after the last: t, or 2t − 1 for an all-reduce.
+    """Return the states of one collective, from before the first step to after the last.
 
-    kind: a key of PHASES.  An all-gather starts where a reduce-scatter ends: rank r has the finished
-    chunk r and nothing else.  Chunks are a t-th of the payload, rounded up.  Raises ConfigError on another kind.
+    There are t, or 2t − 1 for an all-reduce. An all-gather starts where a reduce-scatter ends: rank r has the finished
+    chunk r and nothing else. A chunk is a t-th of the payload, rounded up.
+
+    Args:
+        kind: a key of PHASES.
+        ranks: t.
+        payload_bytes: bytes of the whole tensor.
+
+    Raises: ConfigError on another kind.
     """
     check_choice("kind", kind, PHASES)
     t = check_size("ranks", ranks, largest=LARGEST_RING)

@@ -15,8 +15,10 @@ from actmem.formulas.schedule import Action, Schedule, held
 
 
 def validate(ranks: Schedule, num_microbatches: int, num_model_chunks: int = 1) -> None:
-    """Raise ConfigError on the first fault: a missing or repeated action, one of another rank, a
-    backward before its forward, or a deadlock."""
+    """Raise ConfigError on a schedule's first fault.
+
+    That is a missing or repeated action, one of another rank, a backward before its forward, or a deadlock.
+    """
     for rank, actions in enumerate(ranks):
         for fault in _faults(rank, actions, num_microbatches, num_model_chunks):
             raise ConfigError("schedule", f"rank {rank} {fault}")
@@ -24,7 +26,7 @@ def validate(ranks: Schedule, num_microbatches: int, num_model_chunks: int = 1) 
 
 
 def _faults(rank: int, actions: list[Action], num_microbatches: int, num_model_chunks: int) -> Iterator[str]:
-    """What is wrong with one rank's actions."""
+    """Yield what is wrong with one rank's actions, in words."""
     seen: set[Action] = set()
     for action in actions:
         name = _named(action, num_model_chunks)
@@ -46,13 +48,13 @@ def _faults(rank: int, actions: list[Action], num_microbatches: int, num_model_c
 
 
 def _named(action: Action, num_model_chunks: int) -> str:
-    """The action, with its chunk if there are several."""
+    """Return the action in words, with its chunk if there are several."""
     return f"{action}" + (" of chunk 0" if num_model_chunks > 1 and not action.chunk else "")
 
 
 @dataclass(frozen=True)
 class Span:
-    """When an action runs, in the units of the times given to ``timeline``."""
+    """When an action runs, in the unit of the times given to ``timeline``."""
 
     rank: int
     start: int
@@ -63,8 +65,12 @@ class Span:
 def timeline(ranks: Schedule, forward_time: int = 1, backward_time: int = 2, send_time: int = 0) -> list[Span]:
     """Simulate the schedule: every action starts as early as its rank and its inputs allow.
 
-    The times are those of one chunk.  send_time: from one rank to the next; it overlaps with what
-    both compute.  Spans are ordered by start.  Raises ConfigError on a deadlock.
+    Args:
+        forward_time, backward_time: of one chunk, in any unit.
+        send_time: from one rank to the next, in the same unit; it overlaps with what both compute.
+
+    Returns: the spans, ordered by start.
+    Raises: ConfigError on a deadlock.
     """
     p = len(ranks)
     num_model_chunks = 1 + max((a.chunk for actions in ranks for a in actions), default=0)
@@ -99,7 +105,10 @@ def timeline(ranks: Schedule, forward_time: int = 1, backward_time: int = 2, sen
 
 
 def _needs(action: Action, stage: int, last_stage: int) -> list[tuple[str, int, int]]:
-    """What must be done first: the neighbour's pass, for a backward also its own forward."""
+    """Return what must run before an action: the neighbour's pass, and for a backward also its own forward.
+
+    Returns: kind, stage and microbatch of each.
+    """
     i = action.microbatch
     if action.kind == "F":
         return [("F", stage - 1, i)] if stage else []
@@ -113,9 +122,9 @@ def _end(spans: list[Span]) -> int:
 
 
 def bubble_of(spans: list[Span]) -> Fraction:
-    """Idle time over working time of the rank that works least: the bubble x of 2104.04473.
+    """Return idle time divided by working time, for the rank that works least: the bubble x of 2104.04473.
 
-    Idle time over the whole time is x / (1 + x).
+    Idle time divided by the whole time is x / (1 + x).
     """
     whole = _end(spans)
     working: dict[int, int] = {}
@@ -128,8 +137,13 @@ def bubble_of(spans: list[Span]) -> Fraction:
 def memory_curve(
     spans: list[Span], rank: int, weight: Callable[[Action], int] = lambda action: 1
 ) -> list[tuple[int, int]]:
-    """Steps (time, what the rank holds from then on).  A forward allocates when it starts; a
-    backward frees when it ends.  weight is that of ``held``."""
+    """Return what a rank holds over time, as pairs of a time and what it holds from then on.
+
+    A forward allocates when it starts; a backward frees when it ends.
+
+    Args:
+        weight: what a forward adds and its backward removes, as for ``schedule.held``.
+    """
     own = [span for span in spans if span.rank == rank]
     steps: dict[int, int] = {0: 0}
     for span, holds in zip(own, held([span.action for span in own], weight)):

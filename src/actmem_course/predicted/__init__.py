@@ -1,1 +1,1 @@
-"""Predictions of the chapters beside the paper's own, for figures and checks.  Needs neither torch nor numpy."""
+"""Predictions that chapters need besides the paper's own, for figures and checks. Needs neither torch nor numpy."""

@@ -8,7 +8,7 @@ from actmem.rows import Row, total
 from actmem_more.llama_shape import LlamaShape
 from actmem_more.llama_terms import llama_rows
 
-#: Which linears read a term.  The kernel keeps attention's output for itself as well.
+#: Which linears read a term.  The attention kernel saves its output ("attention projection input") for itself as well.
 READERS = {
     "QKV projection input": ("q", "k", "v"),
     "attention projection input": ("o",),
@@ -20,12 +20,12 @@ READERS = {
 ALL_LINEARS = tuple(name for names in READERS.values() for name in names)
 
 
-#: Where adapters are, in a figure's words.
+#: The linears that have adapters, by the words of a figure.
 PLACES = {"q and v": ("q", "v"), "attention": ("q", "k", "v", "o"), "all linears": ALL_LINEARS}
 
 
-#: How an adapter computes: in the layer's 16 bits; in float32, as peft makes it; the same under autocast, as trainers
-#: run it.
+#: How an adapter computes: in the layer's 16 bits; in float32, as peft makes it; or, made in float32, in 16 bits under
+#: autocast, as trainers run it.
 IN_16_BITS, IN_FLOAT32, UNDER_AUTOCAST = ADAPTERS = ("16 bits", "float32", "float32, autocast")
 
 
@@ -33,14 +33,18 @@ REST, INPUTS, LOW, COPIES = "norms, attention, gate and up", "inputs of linears"
 
 
 def linear_sizes(shape: LlamaShape) -> dict[str, tuple[int, int]]:
-    """Inputs and outputs of each linear of a layer."""
+    """Return for each linear of a layer, by name, the numbers of its inputs and of its outputs."""
     h, f, heads, keys = shape.hidden_size, shape.ffn_hidden_size, shape.query_size, shape.key_value_size
     attention = {"q": (h, heads), "k": (h, keys), "v": (h, keys), "o": (heads, h)}
     return {**attention, "gate": (h, f), "up": (h, f), "down": (f, h)}
 
 
 def adapter_parameters(shape: LlamaShape, places: Collection[str], rank: int) -> int:
-    """Elements of A and B of one layer: r(in + out) each."""
+    """Return the elements of the adapters A and B of one layer: r(in + out) for each linear in ``places``.
+
+    Args:
+        rank: r.
+    """
     return sum(rank * sum(linear_sizes(shape)[name]) for name in places)
 
 
@@ -52,10 +56,18 @@ def adapter_rows(
     dropout: bool = False,
     mask_bytes: int = 1,
 ) -> list[Row]:
-    """What one adapter keeps: 2sb(in + r) in 16 bits, whose input others may share; a copy of its own in any other
-    form.
+    """List what one adapter saves.
 
-    sizes: inputs and outputs.  mask_bytes: of an element of dropout's mask, 1 on a GPU; on a CPU it has x's dtype.
+    In 16 bits without dropout these are 2sb(in + r) bytes, and other linears may share the input's 2sb·in. In any other
+    form the adapter saves a copy of the input for itself.
+
+    Args:
+        tokens: s·b.
+        sizes: inputs and outputs of the linear.
+        rank: r.
+        adapters: one of ADAPTERS.
+        dropout: whether the adapter's input has dropout.
+        mask_bytes: of an element of dropout's mask: 1 on a GPU; on a CPU the mask has x's dtype.
     """
     size = 4 if adapters == IN_FLOAT32 else 2
     own = adapters != IN_16_BITS or dropout
@@ -75,10 +87,12 @@ def lora_rows(
     dropout: bool = False,
     mask_bytes: int = 1,
 ) -> list[Row]:
-    """What one layer of frozen weights keeps in 16 bits, with adapters at ``places``, by the figure's parts.
+    """List what one layer of frozen weights saves in 16 bits, with adapters at ``places``, by the figure's parts.
 
-    A gradient flows through it: an adapter below it trains.  Without adapters it keeps what elementwise recomputation
-    leaves, since only the weights' gradients read a linear's input.
+    A gradient flows through the layer, because an adapter in an earlier layer trains. Without adapters the layer saves
+    what elementwise recomputation leaves, since only the weights' gradients read a linear's input.
+
+    The other arguments are those of ``adapter_rows``.
     """
     tokens, sizes = shape.seq_length * shape.micro_batch_size, linear_sizes(shape)
     rows = [Row(REST, total(llama_rows(shape, recompute="elementwise")))]

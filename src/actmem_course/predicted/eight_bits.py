@@ -11,10 +11,11 @@ WIDE, NARROW, COPIES = "saved in 16 bits", "linears' inputs in 8 bits", "8-bit c
 
 
 def eight_bit_rows(shape: LlamaShape, orientations: int = 1) -> list[Row]:
-    """What one Llama layer saves if its four linears (QKV, projection, gate and up, down) compute in 8 bits.
+    """List what one Llama layer saves if its four linears (QKV, projection, gate and up, down) compute in 8 bits.
 
-    Each saves its input in 8 bits, in one or two ``orientations``, its weight in two beside the 16-bit one, and a
-    float32 scale of each.  Attention's output stays in 16 bits too: the kernel's backward reads it.
+    Each linear saves its input in 8 bits, in one or two ``orientations``; two 8-bit copies of its weight besides the
+    16-bit one; and a float32 scale for the input and one for the weight. Attention's output stays in 16 bits too: the
+    kernel's backward reads it.
     """
     rows, elements = [], 0
     for row in llama_rows(shape):
@@ -32,6 +33,9 @@ def eight_bit_rows(shape: LlamaShape, orientations: int = 1) -> list[Row]:
 
 
 def break_even_tokens(shape: LlamaShape) -> int:
-    """Tokens from which on 8-bit linears save memory: two copies of each weight against h + f bytes a token."""
+    """Return the number of tokens from which 8-bit linears save memory.
+
+    From there on the h + f bytes a token that they save are more than two 8-bit copies of each weight.
+    """
     weights = shape.attention_weights + shape.mlp_weights
     return -(-2 * weights // (shape.hidden_size + shape.ffn_hidden_size))

@@ -1,4 +1,4 @@
-"""What one GPU holds of a sequence of up to a million tokens, step after step."""
+"""What one GPU holds of a sequence of up to a million tokens, step by step."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ TILE, _CHUNK = 4096, 1024
 
 @dataclass(frozen=True)
 class LongStep:
-    """One step, on top of those before it.
+    """One step towards longer sequences, in addition to the steps before it.
 
     Attributes:
         name: What it does.
         asked: Where people asked for it, or who wrote it.
-        parts: Bytes at the peak, beside weights.
-        added_flops: FLOPs that it adds, as a share of the step's.
-        copied_bytes: Copied to the host, and back.
-        sent_bytes: Sent to other GPUs.
+        parts: Bytes at the peak besides weights, by part.
+        added_flops: FLOPs that it adds, as a share of a training step's.
+        copied_bytes: Bytes that are copied to the host, and back.
+        sent_bytes: Bytes that each GPU sends to others.
     """
 
     name: str
@@ -41,15 +41,19 @@ class LongStep:
 
     @property
     def bytes(self) -> int:
+        """Bytes of all parts together."""
         return sum(self.parts.values())
 
 
 def mlp_peak_bytes(tokens: int, hidden_size: int, ffn_hidden_size: int, tile: int | None = None) -> int:
-    """What an MLP's forward and backward hold at most, beside weights and their gradients, in 16 bits.
+    """Return what an MLP's forward and backward hold at most, without weights and their gradients, in 16 bits.
 
-    Whole: 6h + 10f bytes a token.  6h are x, y and y's gradient; 10f are gate and up, their gradients, and that of the
-    down projection's input.  In tiles it is either 10h, with x's gradient in tiles and joined, or before that 8h and
-    the last tile's 10f.
+    Without tiles these are 6h + 10f bytes a token: 6h are x, y and y's gradient; 10f are gate and up, their gradients,
+    and the gradient of the down projection's input. In tiles it is the larger of two moments: at the end 10h a token,
+    when the tiles of x's gradient are joined; before that 8h a token and 10f − 2h for each token of the last tile.
+
+    Args:
+        tile: tokens of a tile; None: the MLP runs without tiles.
     """
     h, f = hidden_size, ffn_hidden_size
     if tile is None:
@@ -58,7 +62,7 @@ def mlp_peak_bytes(tokens: int, hidden_size: int, ffn_hidden_size: int, tile: in
 
 
 def _peak(shape: LlamaShape, loss: str, tile: int | None = None, on_host: bool = False) -> dict[str, int]:
-    """Parts at the fuller of two moments: the loss, and the backward pass of a recomputed layer's MLP."""
+    """Return the parts at the fuller of two moments: the loss, and the backward pass of a recomputed layer's MLP."""
     tokens, h = shape.seq_length * shape.micro_batch_size, shape.hidden_size
     rows = {row.term: row.bytes for row in llama_rows(shape)}
     x = rows["norm 1 input"]
@@ -73,14 +77,18 @@ def _peak(shape: LlamaShape, loss: str, tile: int | None = None, on_host: bool =
 
 
 def everything_kept(shape: LlamaShape) -> int:
-    """Bytes if each layer keeps all that its backward reads, and the loss is of 16-bit logits."""
+    """Return the bytes if each layer keeps all that its backward reads, and the loss is computed from 16-bit logits."""
     tokens = shape.seq_length * shape.micro_batch_size
     last = loss_peak_rows("16 bits", tokens, shape.hidden_size, shape.vocab_size)
     return shape.num_layers * total(llama_rows(shape)) + 2 * tokens * shape.hidden_size + total(last)
 
 
 def long_steps(shape: LlamaShape, c: int = 8) -> list[LongStep]:
-    """Recomputed layers, then one step after the other; the last one on each of c GPUs that share the sequence."""
+    """Return the steps: recomputed layers first, then one step after the other.
+
+    Args:
+        c: GPUs that share the sequence in the last step, whose bytes are those of one of them.
+    """
     layers, tokens = shape.num_layers, shape.seq_length * shape.micro_batch_size
     matmuls = llama_matmuls(shape)
     output = 2 * tokens * shape.hidden_size * shape.vocab_size

@@ -10,10 +10,9 @@ from actmem.formulas.first_stage import check_stage
 def pipeline_sends(
     shape: ModelShape, parallel: Parallel, num_microbatches: int, pipeline_rank: int = 0, element_size: int = 2
 ) -> list[PredictedCollective]:
-    """What one rank sends to the neighbouring stages in an iteration: outputs forward, gradients back.
+    """List what one rank sends to the neighbouring stages in an iteration: outputs forward, gradients back.
 
-    2sbh bytes each in 16 bits, 2sbh/t under sequence parallelism.  With m chunks a rank sends m
-    times as often.
+    Each has 2sbh bytes in 16 bits, 2sbh/t under sequence parallelism. With m chunks a rank sends m times as often.
     """
     check_stage(shape, parallel, pipeline_rank)
     n, m, p = num_microbatches, parallel.num_model_chunks, parallel.pipeline_parallel_size

@@ -1,4 +1,4 @@
-"""One step tensor by tensor, and what a larger microbatch brings."""
+"""One training step tensor by tensor, and how much larger a microbatch recomputation allows."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from actmem.rows import Row, total
 
 @dataclass(frozen=True)
 class Moment:
-    """What is held after one change.
+    """What is in memory after one change.
 
     Attributes:
         says: The change, in words.
         layer: The layer that changed.
-        held: For each layer the rows that are there.
-        again: They were just recomputed.
+        held: For each layer the rows that are in memory.
+        again: Whether the change was a recomputation.
     """
 
     says: str
@@ -30,36 +30,36 @@ class Moment:
 
     @property
     def bytes(self) -> int:
-        """Of all layers together."""
+        """Bytes of all layers together."""
         return sum(total(rows) for rows in self.held)
 
 
 @cache
 def training_moments(shape: ModelShape, recompute: str = "none") -> tuple[Moment, ...]:
-    """Forward and backward through the shape's layers, one stored tensor at a time, from nothing to nothing.
+    """Return the moments of forward and backward through the shape's layers, one stored tensor at a time.
 
-    Backward takes a layer's tensors in reverse.  Where it needs one that forward dropped, all that the layer
-    has dropped is recomputed first.
+    It begins and ends with nothing in memory. Backward takes a layer's tensors in reverse. Where it needs one that
+    forward dropped, all that the layer has dropped is recomputed first.
     """
     whole, kept = layer_rows(shape), {row.term for row in layer_rows(shape, recompute=recompute)}
     held: list[list[Row]] = [[] for _ in range(shape.num_layers)]
-    found = [Moment("before the forward pass", 0, _frozen(held))]
+    moments = [Moment("before the forward pass", 0, _frozen(held))]
     for layer, rows in enumerate(held):
         for row in whole:
             if row.term in kept:
                 rows.append(row)
-                found.append(Moment(f"forward, layer {layer}: {row.term} is saved", layer, _frozen(held)))
+                moments.append(Moment(f"forward, layer {layer}: {row.term} is saved", layer, _frozen(held)))
     for layer in reversed(range(shape.num_layers)):
-        there = {row.term for row in held[layer]}
+        in_memory = {row.term for row in held[layer]}
         for row in reversed(whole):
-            if row.term not in there:
+            if row.term not in in_memory:
                 held[layer] = list(whole[: whole.index(row) + 1])
-                there = {one.term for one in held[layer]}
+                in_memory = {each.term for each in held[layer]}
                 says = f"backward, layer {layer}: what wasn't saved is recomputed"
-                found.append(Moment(says, layer, _frozen(held), again=True))
+                moments.append(Moment(says, layer, _frozen(held), again=True))
             held[layer].pop()
-            found.append(Moment(f"backward, layer {layer}: {row.term} is freed", layer, _frozen(held)))
-    return tuple(found)
+            moments.append(Moment(f"backward, layer {layer}: {row.term} is freed", layer, _frozen(held)))
+    return tuple(moments)
 
 
 def _frozen(held: Sequence[Sequence[Row]]) -> tuple[tuple[Row, ...], ...]:
@@ -67,6 +67,6 @@ def _frozen(held: Sequence[Sequence[Row]]) -> tuple[tuple[Row, ...], ...]:
 
 
 def fullest_bytes(shape: ModelShape, recompute: Recompute | str, parallel: Parallel = Parallel()) -> int:
-    """Peak bytes of a rank's layers: what they keep when backward begins, with one layer recomputed."""
-    whole, left = total(layer_rows(shape, parallel)), total(layer_rows(shape, parallel, recompute))
-    return shape.num_layers * left + (whole - left)
+    """Return the peak bytes of a rank's layers: what they keep when backward begins, with one layer recomputed."""
+    whole, kept = total(layer_rows(shape, parallel)), total(layer_rows(shape, parallel, recompute))
+    return shape.num_layers * kept + (whole - kept)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:  # only the screen needs it
     from rich.table import Table
 
 #: Above these ``largest`` doesn't look.
-LARGEST_MICROBATCH, LARGEST_SEQUENCE = 2**14, 2**24
+LARGEST = {"b": 2**14, "s": 2**24}
 _SHARD = """from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 policy = MixedPrecisionPolicy(param_dtype=torch.{dtype}, reduce_dtype=torch.float32)
 for block in model.{path}.children():
@@ -256,9 +256,9 @@ class OwnModel:
 
         # No tape has runs of one token, and one with chunks has whole ones.
         step = LOSS_CHUNKS if LOSS_CODE[self.loss] else 1
-        shortest, longest = self.blocks.shortest, min(LARGEST_SEQUENCE, self.blocks.longest)
+        shortest, longest = self.blocks.shortest, min(LARGEST["s"], self.blocks.longest)
         lengths = range(-(-shortest // step) * step, longest + 1, step)
-        sizes = range(1, LARGEST_MICROBATCH + 1) if letter == "b" else lengths
+        sizes = range(1, LARGEST["b"] + 1) if letter == "b" else lengths
         place = bisect_left(sizes, True, key=too_large)
         return sizes[place - 1] if place else 0
 
@@ -309,6 +309,7 @@ def outcome(model: OwnModel, asked: Way, dtype: str) -> dict:
     if model.blocks.recompute:
         alike, of_parts = {"all blocks run again": asked}, []
     trained, frozen = model.num_elements()[0], model.num_frozen()
+    letters = "bs" if "s" in model.sizes else "b"
     return {
         "num_parameters": trained + frozen,
         "num_trained": trained,
@@ -322,7 +323,7 @@ def outcome(model: OwnModel, asked: Way, dtype: str) -> dict:
         "notes": model.notes(),
         "ways": [described(way) for way in model.ways(asked)[:3]],
         "all_blocks": [described(way) for way in (asked, *of_parts)],
-        "largest": {name: {letter: model.largest(letter, way) for letter in "bs"} for name, way in alike.items()},
+        "largest": {name: {letter: model.largest(letter, way) for letter in letters} for name, way in alike.items()},
     }
 
 
@@ -346,18 +347,15 @@ def print_outcome(console: Console, found: Mapping, cluster: Cluster) -> None:
     )
     if found["num_trained"] < found["num_parameters"]:
         say(f"{found['num_trained']:,} parameters are trained, the others frozen: whole on each GPU")
-    say(" ".join(f"{letter}={size}" for letter, size in found["sizes"].items()))
-    say(f"{asked['text']}: {asked['bytes'] / GIBIBYTE:.2f} GiB needed, {usable / GIBIBYTE:.2f} there")
+    sizes = "".join(f", {letter}={size}" for letter, size in found["sizes"].items())
+    say(f"{asked['text']}{sizes}: {asked['bytes'] / GIBIBYTE:.2f} GiB needed, {usable / GIBIBYTE:.2f} there")
     over = asked["bytes"] - usable
     verdict = f"It doesn't fit: {gib_or_mib(over)} too much" if over > 0 else f"It fits: {gib_or_mib(-over)} free"
     largest = max(found["bill"], key=lambda line: line["bytes"])
     say(f"{verdict}; the largest line is {largest['term']}, {largest['bytes'] / GIBIBYTE:.2f} GiB")
     bill, rest = empty_table("The bill", "line", "GiB", "source"), found["bill"][16:]
-    lines = [
-        *found["bill"][:16],
-        {"term": f"{len(rest)} smaller lines", "bytes": sum(line["bytes"] for line in rest), "source": ""},
-    ]
-    for line in lines if rest else lines[:-1]:
+    smaller = {"term": f"{len(rest)} smaller lines", "bytes": sum(line["bytes"] for line in rest), "source": ""}
+    for line in [*found["bill"][:16], *([smaller] if rest else [])]:
         bill.add_row(line["term"][:42], f"{line['bytes'] / GIBIBYTE:.2f}", line["source"])
     bill.add_row("together", f"{asked['bytes'] / GIBIBYTE:.2f}", "", style="bold")
     console.print(bill)
@@ -369,11 +367,8 @@ def print_outcome(console: Console, found: Mapping, cluster: Cluster) -> None:
         say("Nothing fits: neither with every block again nor, on several GPUs, sharded.")
     console.print(ways("With all blocks alike", found["all_blocks"]))
     for name, most in found["largest"].items():
-        b, s = (
-            f"{size:,}{' or more' * (size == largest)}"
-            for size, largest in ((most["b"], LARGEST_MICROBATCH), (most["s"], LARGEST_SEQUENCE))
-        )
-        say(f"The largest that fits if {name}: b = {b}; at b = {asked['micro_batch_size']}, s = {s}")
+        each = [f"{x} = {size:,}{' or more' if size == LARGEST[x] else ''}" for x, size in most.items()]
+        say(f"The largest that fits if {name}: " + f"; at b = {asked['micro_batch_size']}, ".join(each))
     if found["ways"] and found["ways"][0]["code"]:
         say(f"\nFor {found['ways'][0]['text']}:")
         say("\n".join(found["ways"][0]["code"]))

@@ -12,7 +12,7 @@ from actmem_tools.command_line import Parser, screen, show_progress, write
 from actmem_tools.config_file import read_config
 from actmem_tools.plan.framework_flags import hugging_face_config
 from actmem_tools.plan.optimizers import OPTIMIZERS, optimizer_of
-from actmem_tools.plan.own_model import LARGEST_MICROBATCH, LARGEST_SEQUENCE, OwnModel, Way, outcome, print_outcome
+from actmem_tools.plan.own_model import LARGEST, OwnModel, Way, outcome, print_outcome
 from actmem_tools.plan.plan_report import as_object, print_plans
 from actmem_tools.plan.planned_models import PlannedModel, planned_model_of
 from actmem_tools.plan.search import Plan, Request
@@ -51,10 +51,10 @@ _HUGGING_FACE = "hugging-face"
 _ITS_PARTS = "mlp,self_attn"
 _HELP = """
 For code of one's own --at gives every size: s=4096,b=1,h=4096,a=32,f=11008,v=32000,l=32, or only s and b with a
-config.json.  The factory takes the letters (or seq_length, batch_size, hidden_size, …) as keyword arguments and returns
-(model, inputs); it is run at tiny sizes, with one to five layers.  Backward starts from the output's loss, or from the
-sum of its first tensor.  Counted as CPUs run it, attention by a fused kernel, with dropout too; a GPU's keeps a few
-bytes more.
+config.json (b alone if it reads pictures).  The factory takes the letters (or seq_length, batch_size, hidden_size, …)
+as keyword arguments and returns (model, inputs); it is run at tiny sizes, with one to five layers.  Backward starts
+from the output's loss, or from the sum of its first tensor.  Counted as CPUs run it, attention by a fused kernel, with
+dropout too; a GPU's keeps a few bytes more.
 """
 
 
@@ -241,15 +241,12 @@ def _asked(args: argparse.Namespace, solved: Solved) -> tuple[OwnModel, Way]:
         target = read_config(args.model)
     if args.letters and (is_named or isinstance(target, dict)):
         raise ConfigError("letters", "is for code of your own: a configuration runs at its own sizes")
-    for letter in "sb":
-        if letter not in given:
-            raise ConfigError("at", f"{letter} is missing")
-    # No tape has runs of one token.
-    least, largest = {"s": 2}, {"s": LARGEST_SEQUENCE, "b": LARGEST_MICROBATCH}
-    for letter, size in given.items():
-        check_size(letter, size, largest.get(letter, LARGEST_SIZE), least.get(letter, 1))
+    if "b" not in given:
+        raise ConfigError("at", "b is missing")
+    for letter, size in given.items():  # no tape has runs of one token
+        check_size(letter, size, LARGEST.get(letter, LARGEST_SIZE), 2 if letter == "s" else 1)
     rank, loss = check_size("lora", args.lora or 0, least=0), args.loss or "whole"
-    if LOSS_CODE.get(loss):
+    if LOSS_CODE.get(loss) and "s" in given:
         check_divides("s", given["s"], "the loss's chunks", LOSS_CHUNKS)
     optimizer = optimizer_of(args.optimizer)
     cluster = _cluster(args)

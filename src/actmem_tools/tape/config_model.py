@@ -1,4 +1,4 @@
-"""The language model of a Hugging Face configuration: at its own sizes, with any number of its layers."""
+"""The model of a Hugging Face configuration: at its own sizes, with any number of its layers."""
 
 from __future__ import annotations
 
@@ -29,11 +29,13 @@ _PLACE = re.compile("idx|index|layer_id|layer_number")
 class ConfigModel:
     """What ``plan`` solves of a configuration.
 
-    number: of layers.  order: in which they repeat.  positions: that the model has vectors for.
+    letters: of the sizes that it doesn't say.  number: of layers.  order: in which they repeat.  positions: that the
+    model has vectors for.
     """
 
     def __init__(self, given: Mapping[str, Any]):
-        """Raises ConfigError if transformers doesn't have the model, or if it is no language model of one stack."""
+        """Raises ConfigError if transformers doesn't have the model, or if it is none of one stack that reads text or
+        classifies pictures."""
         show_progress("importing transformers")
         try:
             import transformers
@@ -48,22 +50,23 @@ class ConfigModel:
             rule = f"{kind} is no configuration that transformers knows: {one_line(error)}"
             raise ConfigError("target", rule) from error
         self.config = whole.get_text_config()
-        masked = str((getattr(whole, "architectures", None) or [""])[0]).endswith("ForMaskedLM")
-        causal, both = transformers.AutoModelForCausalLM, transformers.AutoModelForMaskedLM
-        found = [
-            auto for auto in ((both, causal) if masked else (causal, both)) if type(self.config) in auto._model_mapping
-        ]
+        pictures = transformers.AutoModelForImageClassification
+        every = transformers.AutoModelForCausalLM, transformers.AutoModelForMaskedLM, pictures
+        found = [auto for auto in every if type(self.config) in auto._model_mapping]
+        named = getattr(whole, "architectures", None) or ()
+        found.sort(key=lambda auto: not any(name in str(auto._model_mapping[type(self.config)]) for name in named))
         number = getattr(self.config, "num_hidden_layers", None)
         if not found or whole.is_encoder_decoder or not isinstance(number, int):
-            rule = f"{kind} is no language model of one stack of layers, as a configuration's must be"
+            rule = f"{kind} is no model of one stack of layers that reads text or classifies pictures"
             raise ConfigError("target", f"{rule}: {OTHERWISE} works")
         self._auto, self.number, self.order = found[0], number, Order(0, number)
+        self.letters = ("b",) if found[0] is pictures else ("s", "b")
         with load_model.tensors_for(True):
             model, _ = load_model.built_model(self.factory(), {"s": 2, "b": 2, "l": 1}, "bfloat16")
         layers = model.get_submodule(path_of_layers(model, number))
         self.order = order_of([_kind(layer) for layer in layers.children()])
         positions = getattr(self.config, "max_position_embeddings", None) or LARGEST_SIZE
-        self.positions = positions if _has_rows(model, positions, self.config.vocab_size) else LARGEST_SIZE
+        self.positions = positions if _has_rows(model, positions, self.config) else LARGEST_SIZE
 
     @property
     def num_blocks(self) -> int:
@@ -73,15 +76,22 @@ class ConfigModel:
     def factory(self, vocab_size: int = 0) -> Callable[..., tuple[nn.Module, dict[str, torch.Tensor]]]:
         """A factory of the model with ``l`` blocks.  vocab_size: another one than the configuration's."""
 
-        def made(s: int, b: int, l: int) -> tuple[nn.Module, dict[str, torch.Tensor]]:  # noqa: E741
+        def made(b: int, l: int, s: int = 0) -> tuple[nn.Module, dict[str, torch.Tensor]]:  # noqa: E741
             own, layers = deepcopy(self.config), self.order.num_layers(l)
             for name, values in vars(own).items():
                 if isinstance(values, (list, tuple)) and len(values) == self.number:
                     setattr(own, name, [values[self.order.place(i)] for i in range(layers)])
             own.num_hidden_layers = layers
+            if getattr(own, "num_blocks", None) == self.number:  # another name of it, as xLSTM has
+                own.num_blocks = layers
             own.use_cache, own.bos_token_id, own.eos_token_id = False, 0, 0
             with contextlib.suppress(Exception):  # some must have a number
                 own.pad_token_id = None
+            if "s" not in self.letters:
+                size = own.image_size
+                height, width = (size, size) if isinstance(size, int) else size
+                pictures, labels = torch.randn(b, own.num_channels, height, width), torch.zeros(b, dtype=torch.long)
+                return self._auto.from_config(own), {"pixel_values": pictures, "labels": labels}
             own.vocab_size = vocab_size or own.vocab_size
             ids = torch.randint(0, own.vocab_size, (b, s))
             return self._auto.from_config(own), {"input_ids": ids, "labels": ids}
@@ -133,7 +143,7 @@ def _kind(layer: nn.Module) -> str:
     return f"{parts} {[(name, tuple(p.shape)) for name, p in layer.named_parameters()]}"
 
 
-def _has_rows(model: nn.Module, positions: int, vocab_size: int) -> bool:
+def _has_rows(model: nn.Module, positions: int, config: Any) -> bool:
     """Whether a table has a row for each position, as OPT's with two more."""
-    rows = {part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)} - {vocab_size}
-    return any(positions <= number <= positions + 2 for number in rows)
+    rows = {part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)}
+    return any(positions <= number <= positions + 2 for number in rows - {getattr(config, "vocab_size", 0)})

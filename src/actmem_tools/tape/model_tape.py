@@ -210,7 +210,7 @@ def solved_blocks(
         if lora:
             factory = _changed(factory, adapter_code(place_of(found_blocks.path), lora))
             found_blocks = _blocks_of(factory, sizes, dtype, parts, order, few_blocks)
-        elements = _elements(factory, letters, rules, dtype, held, 1 if config else 0, found_blocks, order.period)
+        elements = _elements(factory, letters, rules, dtype, held, 1 if config else 0, found_blocks.early)
     path = place_of(found_blocks.path)
     remarks = load_model.gradient_note(found_blocks.without_gradient), _FUSED if dropouts else ""
     notes = tuple(remark for remark in remarks if remark)
@@ -338,9 +338,13 @@ def _solved_config(
 ) -> tuple[dict[str, BlockModel], dict[str, int], int]:
     """See ``solved_target``.  Where what runs depends on the sequence's length, it doesn't vary."""
     for letter in asked:
-        if letter not in "sb":
+        if letter not in config.letters:
             raise ConfigError("at", f"{letter} is the configuration's own: change it there")
-    s = asked["s"]
+    if len(asked) < len(config.letters):  # of b the command sees to it
+        raise ConfigError("at", "s is missing")
+    if LOSS_CODE[loss] and "s" not in config.letters:
+        raise ConfigError("loss", "is a language model's: this one reads pictures")
+    s = asked.get("s", 0)
     if s > config.positions:
         raise ConfigError("at", f"s = {s} is above the {config.positions} positions that the model has vectors for")
     factory = _changed(config.factory(), LOSS_CODE[loss])
@@ -349,7 +353,7 @@ def _solved_config(
 
     def solved_with(step: int) -> dict[str, BlockModel]:
         rules, held = ({"s": (step, ())}, {}) if step else ({}, {"s": s})
-        found = solved_blocks(factory, ("s", "b"), rules, dtype, ("b",), parts, asked, lora, config, held, fake=True)
+        found = solved_blocks(factory, config.letters, rules, dtype, "b", parts, asked, lora, config, held, fake=True)
         shortest, longest = config.limits(s) if step else (s, s)
         return {part: replace(one, shortest=shortest, longest=longest) for part, one in found.items()}
 
@@ -435,32 +439,29 @@ def _elements(
     dtype: str,
     held: Mapping[str, int],
     num_runs: int,
-    blocks: _Blocks,
-    period: int,
+    early: frozenset[str],
 ) -> tuple[Formula, ...]:
     """The elements of a factory's weights, as ``BlockModel`` has them.  num_runs: see ``solve_rows``.
 
-    period: of how many layers a block is.
+    A block's are what a second one adds, outside the list of blocks too.  early: see ``_Blocks``.
     """
 
     def rows(sizes: dict[str, int]) -> list[Row]:
-        model, _ = _built(factory, {**sizes, _BLOCKS: 2}, dtype)
-        layers = [*model.get_submodule(blocks.path).children()]
-        before = {id(p) for layer in layers[:-period] for p in layer.parameters()}
-        of_block = {id(p) for layer in layers[-period:] for p in layer.parameters()} - before
         found = []
-        for name, p in model.named_parameters():
-            found.append(Row("trained" if p.requires_grad else "frozen", p.numel()))
-            if id(p) in of_block:
-                found.append(Row(f"{found[-1].term} in a block", p.numel()))
-            if name in blocks.early:
-                found.append(Row("early", p.numel()))
+        for number in (1, 2):
+            model, _ = _built(factory, {**sizes, _BLOCKS: number}, dtype)
+            for name, p in model.named_parameters():
+                found.append(Row(f"{'trained' if p.requires_grad else 'frozen'} of {number}", p.numel()))
+                if number == 1 and name in early:
+                    found.append(Row("early", p.numel()))
         return found
 
-    formulas = solve_rows(rows, letters, rules, held, num_runs)
-    early, found = formulas.get("early", ()), []
+    formulas, found = solve_rows(rows, letters, rules, held, num_runs), []
     for what in ("trained", "frozen"):
-        block = formulas.get(f"{what} in a block", ())
-        twice_less = tuple((-2 * coefficient, powers) for coefficient, powers in block)
-        found += [added([formulas.get(what, ()), twice_less]), block]
-    return *found[:2], early, *found[2:]
+        one, two = (formulas.get(f"{what} of {number}", ()) for number in (1, 2))
+        found += [added([one, one, _times(-1, two)]), added([two, _times(-1, one)])]
+    return *found[:2], formulas.get("early", ()), *found[2:]
+
+
+def _times(number: int, formula: Formula) -> Formula:
+    return tuple((number * coefficient, powers) for coefficient, powers in formula)

@@ -99,6 +99,20 @@ def held(device=None):
     return _standin.held(index(device))
 
 
+def snapshot():
+    """What lives, and what came and went since it is recorded; moments and callers are not known."""
+    living = ("address", "requested_size", "size")
+    changes = [
+        [
+            {"action": "alloc" if made else "free_completed", "addr": at, "size": size, "time_us": 0, "frames": []}
+            for made, at, size in _standin.events(number)
+        ]
+        for number in range(GPUS)
+    ]
+    blocks = [dict(zip(living, block), state="active_allocated") for n in range(GPUS) for block in _standin.blocks(n)]
+    return {"segments": [{"blocks": blocks}], "device_traces": changes}
+
+
 def generator(device="cuda"):
     return _standin.generator(index(device))
 
@@ -139,6 +153,10 @@ OF_CUDA = {
     "max_memory_allocated": peak,
     "max_memory_reserved": peak,
     "reset_peak_memory_stats": lambda device=None: _standin.reset_peak(index(device)),
+    "memory_snapshot": lambda: snapshot()["segments"],
+    "_snapshot": snapshot,
+    "_record_memory_history": lambda enabled="all", **options: _standin.record(enabled is not None),
+    "_set_allocator_settings": lambda settings: None,
     "empty_cache": lambda: None,
     "set_per_process_memory_fraction": lambda share, device=None: _standin.allow(index(device), round(share * BYTES)),
     "mem_get_info": lambda device=None: (BYTES - held(device), BYTES),

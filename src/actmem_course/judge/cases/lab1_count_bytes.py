@@ -7,7 +7,7 @@ from itertools import product
 
 from actmem.config import ModelShape
 from actmem.ledger.emulate import emulated_rank
-from actmem.ledger.layer_rows import measure_layer
+from actmem.ledger.measure_layer import measure_layer
 from actmem.parallel.groups import tensor_parallel
 from actmem.rows import LAYER_TERMS, by_term
 from actmem_course.judge.case import CaseRun

@@ -19,10 +19,10 @@ from actmem.parallel.groups import TensorParallel
 from actmem.recipes import Recompute
 from actmem.rows import Row, total
 
-#: Layers name their tensors as they make them (``drop.NamedForward``).  What follows names the rest: what a ledger sees
-#: of the ends, of a checkpoint, and of a linear whose input autocast converts, or the plain form gathers, before it is
-#: kept.  By the running module, the operation and the argument; never by size, because two different tensors can have
-#: the same size.
+#: Layers name their tensors as they make them (``drop.NamedForward``).  What follows names the others that a ledger
+#: sees: those of embedding and loss, of a checkpoint, and of a linear whose input autocast converts, or the plain form
+#: gathers, before it is saved.  They are told apart by the running module, the operation and the argument, and never by
+#: size, because two different tensors can have the same size.
 _LINEARS = ("linear", linear.FUNCTIONS["column_parallel"].__name__)
 _LOOKUP, _CROSS_ENTROPY = (vocab.FUNCTIONS[name].__name__ for name in ("lookup", "cross_entropy"))
 _LINEAR_TERMS = {
@@ -32,7 +32,7 @@ _LINEAR_TERMS = {
 
 
 class Sizes(Protocol):
-    """What a layer's input needs of a shape."""
+    """The sizes of a shape that a layer's input depends on; every shape class has them."""
 
     @property
     def seq_length(self) -> int: ...
@@ -43,19 +43,21 @@ class Sizes(Protocol):
 
 
 class LedgerMismatch(RuntimeError):
-    """The ledger and the census disagree: hooks can't see something that is kept."""
+    """Raised where the ledger and the census disagree: something is kept that saved-tensor hooks can't see."""
 
 
 def layer_input(shape: Sizes, tp: TensorParallel, device: str, dtype: torch.dtype) -> Tensor:
-    """A random input for one layer: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism."""
+    """Make a random input for one layer: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism."""
     s = shape.seq_length // tp.sequence_parts
     sizes = (s, shape.micro_batch_size, shape.hidden_size)
     return torch.randn(sizes, device=device, dtype=dtype, requires_grad=True)
 
 
 def term_name(saved: SavedTensor) -> str:
-    """The term that formulas use for this tensor; one without a rule keeps the ledger's own name, so it shows as not
-    predicted."""
+    """Return the term by which the formulas know this tensor.
+
+    A tensor without a term keeps the ledger's own name, so that a comparison shows it as not predicted.
+    """
     op, last = saved.op, saved.module.rsplit(".", 1)[-1]
     term = saved.term or kept_as(op, saved.argument)
     if term == "log-sum-exp" and not saved.dtype.is_floating_point:
@@ -74,12 +76,15 @@ def term_name(saved: SavedTensor) -> str:
 
 
 def rows_by_term(saved: Iterable[SavedTensor]) -> list[Row]:
-    """One row for each saved tensor, named as in the formulas."""
+    """Make one row for each saved tensor, named by the formulas' terms; rows of one term are not added up."""
     return [Row(term_name(t), t.bytes, source=f"{t.module or 'layer'}: {t.op}, {t.line}") for t in saved]
 
 
 def layer_rows_of(layer: nn.Module, x: Tensor) -> list[Row]:
-    """What ``layer(x)`` keeps for backward, as rows by the formulas' terms."""
+    """Run ``layer(x)`` and return what it keeps for backward.
+
+    Returns: one row for each saved tensor, named by the formulas' terms.
+    """
     with record(layer) as ledger:
         y = layer(x)
     del y
@@ -94,14 +99,22 @@ def measure_layer(
     device: str = "cpu",
     dtype: torch.dtype = torch.bfloat16,
 ) -> list[Row]:
-    """What one layer keeps on this rank: the ledger's rows, confirmed by the census (``confirmed_rows``)."""
+    """Measure what one layer of the paper's keeps on this rank: the ledger's rows, confirmed by the census.
+
+    It makes the layer and its input; ``confirmed_rows`` measures.
+    """
     layer = TransformerLayer(shape, tp, recompute=recompute, device=device, dtype=dtype)
     return confirmed_rows(layer, partial(layer_input, shape, tp, device, dtype))
 
 
 def confirmed_rows(layer: nn.Module, make_input: Callable[[], Tensor]) -> list[Row]:
-    """``layer_rows_of``, confirmed by the census.  Runs the layer twice.  Raises LedgerMismatch if the two counts
-    disagree."""
+    """Measure what a layer keeps for backward (``layer_rows_of``) and confirm the total by the census.
+
+    Args:
+        make_input: makes an input for the layer, which runs twice.
+
+    Raises: LedgerMismatch if the two counts disagree.
+    """
     rows = layer_rows_of(layer, make_input())
     if (counted := census(layer, make_input)) != total(rows):
         raise LedgerMismatch(f"the ledger holds {total(rows):,} B, the census {counted:,} B")

@@ -239,4 +239,5 @@ checks
 #
 # **No lab here.** Next: record your model ([chapter 9](09_your_model.ipynb)).
 #
-# **Sources.** `src/actmem_course/others/allocator.py` · `src/actmem_more/store.py`.
+# **Sources.** PyTorch, [CUDA semantics](https://docs.pytorch.org/docs/stable/notes/cuda.html), memory management ·
+# `src/actmem_course/others/allocator.py` · `src/actmem_more/store.py`.

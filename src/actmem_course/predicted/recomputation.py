@@ -1,4 +1,4 @@
-"""One training step tensor by tensor, and how much larger a microbatch recomputation allows."""
+"""One training step tensor by tensor, and its peak with what is recomputed."""
 
 from __future__ import annotations
 

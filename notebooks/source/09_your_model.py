@@ -282,7 +282,7 @@ print(f"{yours.total_bytes:,} B saved; {found_in_yours or 'no findings'}")
 # each GPU to CUDA, NCCL and the allocator.
 
 # %% jupyter={"source_hidden": true}
-from actmem_tools.plan.own_model import OwnModel, Way, outcome
+from actmem_tools.plan.own_model import OwnModel, StepOptions, outcome
 from actmem_tools.plan.step_time import GIBIBYTE, Cluster
 from actmem_tools.tape.model_tape import solved_blocks
 from actmem_tools.tape.solver import parsed_letters
@@ -323,8 +323,8 @@ for name, parts in codes.items():
     am.step(model, inputs, optimizer=optimizer)
     optimizer.zero_grad()
     counters = 4 * len(list(model.parameters()))  # Adam's count of steps, in each parameter's state
-    way = Way(micro_batch_size=b, again=0, sharded=False)  # no layer recomputed
-    predicted = planned.bytes(way) + 8 * inputs["ids"].numel() + counters
+    options = StepOptions(micro_batch_size=b, recomputed=0, sharded=False)  # no layer recomputed
+    predicted = planned.bytes(options) + 8 * inputs["ids"].numel() + counters
     checks.add(
         f"peak of six layers {name}",
         [(predicted, am.step(model, inputs, optimizer=optimizer).peak_bytes)],
@@ -336,7 +336,7 @@ sizes |= {"k": LLAMA.num_key_value_heads, "f": LLAMA.ffn_hidden_size, "v": LLAMA
 gpus = Cluster(8, 80 * GIBIBYTE)
 for name in codes:
     planned = OwnModel(solved[name], sizes, LLAMA.num_layers, gpus, gpus.gpus)
-    plan = outcome(planned, Way(micro_batch_size=1, again=0, sharded=True), "bfloat16")
+    plan = outcome(planned, StepOptions(micro_batch_size=1, recomputed=0, sharded=True), "bfloat16")
     again = f"recompute {plan['ways'][0]['blocks_again']} of {LLAMA.num_layers} layers"
     verdict = "it fits" if plan["fits"] else f"it doesn't fit: {again}"
     print(f"{name}: {size_text(plan['asked']['bytes'])} of {size_text(gpus.usable_bytes)}, {verdict}")

@@ -1,4 +1,4 @@
-"""``actmem WORD …``: the library's commands, each loaded when it is asked for."""
+"""``actmem WORD …``: the library's commands.  A command's module is imported only when that command is run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ COMMANDS = ("plan", "record", "diff", "tape")
 
 
 def _plan(argv: list[str]) -> int:
-    """The planner, and what it needs torch for."""
+    """Run ``actmem plan``.  torch is imported only by the two parts of it that need it: solving tapes and --verify."""
     from actmem_tools.plan.plan_command import main as run
 
     def solved(*request):
@@ -38,7 +38,14 @@ def _command(word: str) -> Callable[[list[str]], int]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command, of the command line by default; exit code 2, with one line, on an unknown word."""
+    """Run the command that the first argument names.
+
+    Args:
+        argv: the command's name and its options; by default those that the process was started with.
+
+    Returns: the exit code.  It is 2, after one line on standard error, if there is no such command, and 130 after
+        Ctrl-C.
+    """
     argv = sys.argv[1:] if argv is None else argv
     if argv and argv[0] in COMMANDS:
         try:

@@ -1,7 +1,7 @@
 """Which kernel ``scaled_dot_product_attention`` runs on an NVIDIA GPU, and what each one keeps for backward.
 
 Every kernel keeps Q, K, V, its output, and in float32 the log-sum-exp of each query.  None repeats the K and V of
-grouped queries.  The first of these that can run the call does:
+grouped queries.  torch takes the first kernel of this list that can run the call:
 
 cuDNN
     Runs: only ranked (and then first) on sm_90 and sm_100, with cuDNN > 9.15; 16 bits; widths of heads that 8
@@ -40,12 +40,12 @@ _SIXTEEN_BITS = ("float16", "bfloat16")
 
 @dataclass(frozen=True)
 class Gpu:
-    """What of a GPU and its software decides.
+    """What decides, of a GPU and its software, which attention kernel runs.
 
     Args:
-        capability: (9, 0) is an H100's.
-        cudnn: as torch.backends.cudnn.version() gives it, 0 for none.
-        torch: its version.
+        capability: the compute capability, (major, minor): (9, 0) is an H100's.
+        cudnn: cuDNN's version as ``torch.backends.cudnn.version()`` gives it, 91900 for 9.19; 0 without cuDNN.
+        torch: torch's version, (major, minor).
     """
 
     capability: tuple[int, int] = (9, 0)
@@ -60,7 +60,20 @@ class Gpu:
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """What decides: dtype's name, widths of a query's and a value's head, heads, tokens, and what is asked for."""
+    """What decides, of a call of ``scaled_dot_product_attention``, which kernel runs it.
+
+    Args:
+        dtype: name of the dtype of Q, K and V, as "bfloat16".
+        head_size: elements of one head's query, and of its key.
+        value_size: elements of one head's value.
+        num_heads: heads of Q.
+        num_key_value_heads: heads of K and V; fewer than those of Q where queries are grouped.
+        num_queries: tokens of Q.
+        num_keys: tokens of K and V.
+        masked: whether there is an ``attn_mask``.
+        causal: the call's ``is_causal``.
+        dropout: the call's ``dropout_p``.
+    """
 
     dtype: str
     head_size: int
@@ -75,7 +88,7 @@ class AttentionCall:
 
 
 def attention_kernel(gpu: Gpu, call: AttentionCall) -> str:
-    """The kernel that runs the call in training: "cuDNN", "flash", "memory-efficient" or "math"."""
+    """Name the kernel that runs the call in training: "cuDNN", "flash", "memory-efficient" or "math"."""
     if gpu.ranks_cudnn_first and _cudnn_runs(gpu, call):
         return "cuDNN"
     if _flash_runs(gpu, call):

@@ -1,4 +1,7 @@
-"""What the library's commands share: options, results as text or JSON, and bad input as one line with exit code 2."""
+"""What the library's commands share.
+
+How they read options, write results as text or JSON, and answer bad input: with one line, and exit code 2.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,23 @@ if TYPE_CHECKING:  # only what prints tables needs rich
 
 
 def whole_number(text: str) -> int:
-    """An integer in ASCII digits: Python also takes 1_0 and other scripts' digits.  Raises ValueError."""
+    """Read an integer that is written in ASCII digits, with or without a sign.
+
+    Raises: ValueError on anything else, such as ``1_0`` or other scripts' digits, which Python's ``int`` accepts.
+    """
     if not re.fullmatch(r"[+-]?[0-9]+", text):
         raise ValueError(text)
     return int(text)
 
 
 class Parser(argparse.ArgumentParser):
-    """The options of ``actmem WORD``, and what runs it."""
+    """The command line of ``actmem WORD``: it reads the options, runs the command, and reports errors in one line.
+
+    Args:
+        word: the command's name, as "plan".
+        description: one sentence on the command, for ``--help``.
+        options: further arguments of ``argparse.ArgumentParser``.
+    """
 
     def __init__(self, word: str, description: str, **options):
         super().__init__(prog=f"actmem {word}", description=description, **options)
@@ -35,13 +47,24 @@ class Parser(argparse.ArgumentParser):
         raise _BadOption(message)
 
     def add_json(self, what: str) -> None:
-        """The option ``--json [FILE]``; see ``write``."""
+        """Add the option ``--json [FILE]``.  Its value is what ``write`` takes: a file's name, or "-" without FILE.
+
+        Args:
+            what: what is written, as the help names it: "the result".
+        """
         to = f"{what} as JSON, to FILE; without FILE, to the screen"
         self.add_argument("--json", nargs="?", const="-", metavar="FILE", type=writable, help=to)
 
     def run(self, argv: Sequence[str] | None, command: Callable[[argparse.Namespace], int]) -> int:
-        """The command's exit code; after one line 2 on a bad option, a ConfigError or a file that can't be opened, and
-        130 on Ctrl-C."""
+        """Read the options and run the command.
+
+        Args:
+            argv: the options as typed; None for those of the process.
+            command: takes the options that were read; returns its exit code.
+
+        Returns: the command's exit code; or, after one line on standard error, 2 if an option is bad, if the command
+            raises ConfigError or if a file can't be opened, and 130 on Ctrl-C; or 1 if nobody reads the output.
+        """
         code = 2
         try:
             code = command(self.parse_args(argv))
@@ -60,23 +83,37 @@ class Parser(argparse.ArgumentParser):
 
 
 def one_line(error: BaseException) -> str:
-    """An exception as one line of at most 200 characters."""
+    """Describe an exception, its type and its message, in one line of at most 200 characters."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
     return text if len(text) <= 200 else f"{text[:199]}…"
 
 
 def show_progress(text: str) -> None:
-    """Say on one line of standard error how far the work is, in place of what was said before; only on a terminal."""
+    """Show how far the work is, on one line of standard error that each call overwrites.
+
+    Does nothing if standard error is no terminal.
+
+    Args:
+        text: what is being done, of which 79 characters are shown; "" clears the line.
+    """
     if sys.stderr.isatty():
         print(f"\r\x1b[K{text[:79]}", end="", file=sys.stderr, flush=True)
 
 
 class _BadOption(Exception):
-    """What argparse says of options that it can't read."""
+    """argparse can't read an option; the message is argparse's own."""
 
 
 def writable(where: str) -> str:
-    """The name of a file as it is, refused before any work is done if nothing can be written there."""
+    """Check, before any work is done, that a file can be made at ``where``.
+
+    Args:
+        where: the file's path, or "-" for the screen.
+
+    Returns: ``where``, unchanged.
+
+    Raises: argparse.ArgumentTypeError if it is a directory, or if there is no directory to put it in.
+    """
     path = Path(where)
     if where != "-" and (path.is_dir() or not path.parent.is_dir()):
         raise argparse.ArgumentTypeError(f"cannot write {where}: {'it is' if path.is_dir() else 'not in'} a directory")
@@ -84,7 +121,10 @@ def writable(where: str) -> str:
 
 
 def write(where: str, text: str) -> None:
-    """Write ``text`` to a file, or to the screen if ``where`` is "-".  Raises ConfigError if it can't."""
+    """Write ``text`` to the file ``where``, or to standard output if ``where`` is "-".
+
+    Raises: ConfigError if the file can't be written.
+    """
     if where == "-":
         sys.stdout.write(text)
         return
@@ -95,10 +135,12 @@ def write(where: str, text: str) -> None:
 
 
 def screen(**options: Any) -> Console:
-    """A console for tables of 80 columns: on a narrower screen the terminal wraps lines, and no digit is lost.
+    """Make a console that is at least 80 columns wide, as the tables are.
+
+    On a narrower screen the terminal then wraps the lines.  rich would cut digits off instead.
 
     Args:
-        options: of rich's Console.
+        options: arguments of ``rich.console.Console``.
     """
     from rich.console import Console
 
@@ -108,7 +150,13 @@ def screen(**options: Any) -> Console:
 
 
 def empty_table(title: str, *columns: str) -> Table:
-    """An empty table for people: names to the left, numbers to the right; plans and sources wrap."""
+    """Make a table without rows, to be printed by rich.
+
+    Args:
+        title: stands above the table.
+        columns: headings.  Columns called "plan", "line" and "source" hold text and are aligned left; the others hold
+            numbers and are aligned right.  Only text under "plan" and "source" may wrap.
+    """
     from rich import box
     from rich.table import Table
 

@@ -1,4 +1,7 @@
-"""A Hugging Face ``config.json``: what is refused before anything is imported, and the order of its layers."""
+"""Read a Hugging Face ``config.json``, refuse what can't be planned, and find the order of its layers.
+
+Nothing here imports torch or transformers.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,20 @@ from pathlib import Path
 from actmem.config import ConfigError
 from actmem_tools.command_line import one_line
 
-#: What works where a configuration doesn't.
+#: What the user can do if a configuration can't be planned.
 OTHERWISE = "record --fake --at, or plan with a factory (file.py:factory)"
 
 
 def read_config(target: str) -> dict:
-    """The file's content.  Raises ConfigError on what no model can be made of, or whose bytes have no bill here."""
+    """Read a configuration file.
+
+    Args:
+        target: the file's path.
+
+    Returns: its content.
+
+    Raises: ConfigError if no model can be made of it, or if this library can't bill that model's bytes.
+    """
     try:
         given = json.loads(Path(target).read_text(encoding="utf-8"), object_hook=_without_code)
         kind, a, k = (given.get(x) for x in ("model_type", "num_attention_heads", "num_key_value_heads"))
@@ -34,8 +45,11 @@ def read_config(target: str) -> dict:
 
 
 def _without_code(fields: dict) -> dict:
-    """A JSON object, unless transformers would fetch the kernel that it names, as ``attn_implementation:
-    "owner/name"``, and run it."""
+    """Return a JSON object unchanged.
+
+    Raises: ValueError if it names a kernel that transformers would fetch and run, as
+        ``attn_implementation: "owner/name"``.
+    """
     for name, value in fields.items():
         if name.endswith("_implementation") and "/" in str(value):
             raise ValueError(f"{name} is somebody's kernel, whose code isn't run")
@@ -44,25 +58,39 @@ def _without_code(fields: dict) -> dict:
 
 @dataclass(frozen=True)
 class Order:
-    """Layers of several kinds: the first ones, then a group of ``period`` layers again and again.
+    """The order of a model's layers, which can be of several kinds.
 
-    Such a group is what is called a block; of a model of equal layers each is one.
+    After ``first`` layers comes a group of ``period`` layers, again and again.  Such a group is called a block; if all
+    layers are equal, each is a block.
+
+    Attributes:
+        first: how many layers come before the first block.
+        period: how many layers a block has.
     """
 
     first: int = 0
     period: int = 1
 
     def num_layers(self, blocks: int) -> int:
-        """Of so many blocks, with those before the first of them; 0 of none."""
+        """Return how many layers a model with so many blocks has, with the layers before its first block.
+
+        It is 0 for 0 blocks.
+        """
         return self.first + blocks * self.period if blocks else 0
 
     def place(self, layer: int) -> int:
-        """Among the first ones and one block, a layer of the same kind."""
+        """Return the first layer of the same kind as this one: it comes before the first block, or is in it."""
         return layer if layer < self.first else self.first + (layer - self.first) % self.period
 
 
 def order_of(kinds: Sequence[str]) -> Order:
-    """The shortest order in which these kinds of layers repeat.  Raises ConfigError if they don't."""
+    """Find the shortest order in which layers repeat.
+
+    Args:
+        kinds: the kind of each layer, equal for layers that run the same.
+
+    Raises: ConfigError if they don't repeat.
+    """
     number = len(kinds)
     found = [
         Order(first, period)

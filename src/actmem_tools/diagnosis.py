@@ -1,9 +1,9 @@
-"""What a ledger's rows tell: known wastes, and what came and went between two records.
+"""Read a ledger's rows: find saved tensors that a small change of the code avoids, and compare two records.
 
-A rule looks at what made a tensor and what reads it, as ``ledger.provenance`` followed them, never at a shape alone: a
-square picture is no attention.  Bytes are those of the rows found; the floor is what the change leaves of them.
+Each kind of waste has a rule that finds its rows.  A rule looks at which operation made a tensor and which one reads
+it, as ``ledger.provenance`` followed them, never at a shape alone: a square picture is no attention.
 
-``actmem diff a.json b.json``: which tensors came, went and stayed between two files of ``record``.
+``actmem diff a.json b.json`` prints which saved tensors came, went and stayed between two files of ``record``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,14 @@ Rows = list[SavedTensor]
 
 @dataclass(frozen=True)
 class Finding:
-    """One waste.  bytes: what could go.  floor: what stays of these rows.  text: what is kept, and the change."""
+    """Saved tensors that a change of the code would avoid or shrink.
+
+    Attributes:
+        waste: the name of this kind of waste, as "repeated K and V".
+        bytes: how many bytes the change saves.
+        floor: how many bytes of the same rows are still saved after the change.
+        text: what is saved now, and the change, in a sentence or two.
+    """
 
     waste: str
     bytes: int
@@ -33,7 +40,13 @@ class Finding:
 
 
 def findings(rows: Iterable[SavedTensor]) -> list[Finding]:
-    """All wastes found in a ledger's ``tensors``, the largest first; a row can be in two of them."""
+    """Find every known waste in a ledger's rows.
+
+    Args:
+        rows: ``Ledger.tensors``.
+
+    Returns: those that would save any bytes, the largest first.  Two of them can count the same row.
+    """
     rows = [row for row in rows if row.bytes]
     found = []
     for waste, rule, floor_of, text in _RULES:
@@ -41,7 +54,7 @@ def findings(rows: Iterable[SavedTensor]) -> list[Finding]:
         floor = floor_of(kept)
         here = [row for row in kept if row.device == "cpu" and row.op in _FUSED_ON_GPUS]
         found.append(Finding(waste, _size(kept) - floor, floor, text + (_ON_CPU if here and here == kept else "")))
-    return sorted((one for one in found if one.bytes), key=lambda one: -one.bytes)
+    return sorted((finding for finding in found if finding.bytes), key=lambda finding: -finding.bytes)
 
 
 def _size(rows: Rows) -> int:
@@ -59,30 +72,31 @@ def _is(row: SavedTensor, *dtypes: str) -> bool:
     return str(row.dtype).endswith(dtypes)
 
 
-def _each(keeps: Callable[[SavedTensor], bool]) -> Callable[[Rows], Rows]:
-    """A rule that looks at one row at a time."""
-    return lambda rows: [row for row in rows if keeps(row)]
+def _each(is_waste: Callable[[SavedTensor], bool]) -> Callable[[Rows], Rows]:
+    """Make a rule out of a condition on one row."""
+    return lambda rows: [row for row in rows if is_waste(row)]
 
 
-#: A CPU computes these in parts where a GPU has one kernel: the first with dropout, the second always.
+#: A CPU runs several operations for these where a GPU runs one kernel: for the first with dropout, the second always.
 _FUSED_ON_GPUS = ("scaled_dot_product_attention", "rms_norm")
 _ON_CPU = " Seen on a CPU, whose scaled_dot_product_attention and rms_norm have fewer fused kernels than a GPU's."
 _MATMUL = ("matmul", "bmm", "baddbmm", "__matmul__", "einsum")
 
 
 def _gelu(rows: Rows) -> Rows:
+    """Find the tensors saved by a GELU that is written as several operations."""
     kept = []
     for group in _by_module(rows):
-        of = [row for row in group if row.op in ("tanh", "pow", "mul", "add", "erf", "div")]
-        shapes = {row.shape for row in of if row.op == "mul" and row.made_by.startswith("a number plus ")}
-        of = [row for row in of if row.shape in shapes]
-        if {"erf", "pow"} & {row.op for row in of}:
-            kept += of
+        elementwise = [row for row in group if row.op in ("tanh", "pow", "mul", "add", "erf", "div")]
+        shapes = {row.shape for row in elementwise if row.op == "mul" and row.made_by.startswith("a number plus ")}
+        of_gelu = [row for row in elementwise if row.shape in shapes]
+        if {"erf", "pow"} & {row.op for row in of_gelu}:
+            kept += of_gelu
     return kept
 
 
 def _norm(rows: Rows) -> Rows:
-    """Float32 tensors in norms that are given 16 bits and make a float32 copy."""
+    """Find the float32 tensors saved by norms whose input has 16 bits and which make a float32 copy of it."""
     if not any(_is(row, "bfloat16", "float16") for row in rows):
         return []
     kept = []
@@ -95,7 +109,7 @@ def _norm(rows: Rows) -> Rows:
 
 
 def _beside_its_input(activation: str) -> Callable[[Rows], Rows]:
-    """A rule for results of an activation that a matmul keeps while the activation keeps its input."""
+    """Make a rule that finds an activation's results, saved by a multiplication, where its inputs are saved too."""
 
     def rule(rows: Rows) -> Rows:
         inputs = {(row.shape, row.dtype) for row in rows if row.op == activation}
@@ -113,7 +127,8 @@ _OF_GATES = (
     "The activation's result is kept for the product, and its input too; a function of both keeps the inputs and makes "
     "it again."
 )
-#: The waste, the rows that it keeps, what the change leaves of them, and what to say.
+#: Of each waste: its name, the rule that finds its rows, the bytes of those rows that are still saved after the change,
+#: and the text of its ``Finding``.
 _RULES: tuple[tuple[str, Callable[[Rows], Rows], Callable[[Rows], int], str], ...] = (
     ("GeLU in several operations", _gelu,
      lambda rows: sum(max(row.bytes for row in group) for group in _by_module(rows)),
@@ -148,7 +163,7 @@ _RULES: tuple[tuple[str, Callable[[Rows], Rows], Callable[[Rows], int], str], ..
 
 
 def main(argv: list[str]) -> int:
-    """Run the command; 2 and one line on bad input."""
+    """Run ``actmem diff``.  Returns the exit code: 2, after one line on standard error, on bad input."""
     parser = Parser("diff", "Compare two files of `record --json FILE`.")
     parser.add_argument("before")
     parser.add_argument("after")
@@ -174,7 +189,7 @@ def _key(row: SavedTensor) -> tuple:
 
 
 def _without(rows: Rows, others: Rows) -> Rows:
-    """The rows that have no equal among ``others``, each of which takes one."""
+    """The rows that have no equal among ``others``; each of ``others`` is the equal of at most one row."""
     left = Counter(map(_key, others))
     rest = []
     for row in rows:
@@ -185,10 +200,13 @@ def _without(rows: Rows, others: Rows) -> Rows:
 
 
 def diff_text(before: Rows, after: Rows) -> str:
-    """What went, came and stayed, each with its bytes.
+    """Compare two records' rows: list the saved tensors that went, came and stayed, with their bytes.
 
-    Rows are equal in module, operation, argument, shape, dtype, bytes and kind.  A tensor that another operation saves
-    now (first a layer norm, then a checkpoint) went and came.
+    Two rows are the same tensor if they agree in module, operation, argument, shape, dtype, bytes and kind.  So a
+    tensor that another operation saves now (before a layer norm, after a checkpoint) is listed twice, as gone and as
+    new.
+
+    Returns: the text of three lists, under a line with the bytes before and after.
     """
     sizes = _size(before), _size(after)
     parts = [f"{sizes[0]:,} B before, {sizes[1]:,} B after: {sizes[1] - sizes[0]:+,} B"]

@@ -1,7 +1,7 @@
-"""Load ``pkg.module:factory`` or ``file.py:factory``, and run what it returns.
+"""Load a factory, ``pkg.module:factory`` or ``file.py:factory``, and run the model that it makes.
 
-A factory returns ``(model, inputs)``: inputs is a tuple of positional or a dict of keyword arguments.
-It may take keywords of its own (``seq_length=128``): then a size can be set from the command line.
+A factory is a function that returns ``(model, inputs)``.  The inputs are a tuple of positional arguments or a dict of
+keyword arguments.  If it takes sizes as keyword arguments, as ``seq_length=128``, they can be set on the command line.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from actmem_tools.command_line import one_line
 from actmem_tools.no_device import cuda_without_device
 from actmem_tools.torch_private import is_fake, lacks_values, plain_tensors
 
-#: What a factory may call the size of each of the paper's letters, besides the letter itself.
+#: What a factory may call the size that a letter of the paper stands for, besides the letter itself.
 SIZE_NAMES = {
     "s": ("seq_length", "seq_len", "sequence_length", "length"),
     "b": ("batch_size", "micro_batch_size", "batch"),
@@ -46,11 +46,14 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 class Raised(ConfigError):
-    """Code of the model or of its factory raised."""
+    """The user's code raised an exception: the factory, the model's forward, or backward."""
 
 
 def load_factory(target: str) -> Callable[..., Any]:
-    """The function that ``target`` names; ConfigError if there is none."""
+    """Import the function that ``target`` names, as ``pkg.module:factory`` or ``file.py:factory``.
+
+    Raises: ConfigError if there is no such function, or if its file can't be loaded.
+    """
     place, _, name = target.rpartition(":")
     if not place or not name:
         raise ConfigError("target", f"must be pkg.module:factory or file.py:factory, got {target!r}")
@@ -95,10 +98,15 @@ def _module(place: str) -> Any:
 def built_model(
     factory: Callable[..., Any], sizes: Mapping[str, int], dtype: str = "", device: str = "cpu"
 ) -> tuple[nn.Module, Any]:
-    """The factory's model, with its gradients on, and inputs, in the sizes, the dtype and on the device asked for.
+    """Call a factory, and return its model and inputs.
 
-    Each size goes to the factory.  Raises ConfigError if it doesn't take one, on anything that it must not return, and
-    if it fails.
+    Args:
+        factory: the factory.
+        sizes: sizes by letter, all of which the factory must take (see ``keyword_of``).
+        dtype: what weights and floating-point inputs are changed to, a key of ``DTYPES``; "" to leave them.
+        device: where model and inputs are moved, "cpu" or "cuda".
+
+    Raises: ConfigError if the factory doesn't take a size, if it raises, or if it doesn't return a model and inputs.
     """
     taken = {}
     for size, value in sizes.items():
@@ -140,10 +148,11 @@ def built_model(
 
 
 def _take_rows_as_whole_sequences() -> None:
-    """Let Hugging Face's models take fake position ids as those of one sequence a row.
+    """Let Hugging Face's models assume, on fake tensors, that each row of position ids is one sequence.
 
-    They read the ids' values to see whether a row packs several sequences.  Fake ids have none, so they would make a
-    mask for the worst case, and repeat keys and values for it: 3% more at the peak of Llama 3.2 1B, seen on an H200.
+    They read the ids' values to find out whether a row packs several sequences.  Fake ids have no values, so the models
+    would assume the worst case, and make a mask and repeated keys and values for it: on an H200 that was 3% more at the
+    peak of Llama 3.2 1B.
     """
     masks = sys.modules.get("transformers.masking_utils")
     original = getattr(masks, "find_packed_sequence_indices", None)
@@ -158,7 +167,13 @@ def _take_rows_as_whole_sequences() -> None:
 
 
 def gradient_note(names: Iterable[str]) -> str:
-    """One line on trained weights that backward left without a gradient, by name, and the usual cause; "" of none."""
+    """Say in one line which trained weights got no gradient in backward, and the usual cause.
+
+    Args:
+        names: the weights' names.
+
+    Returns: the line; "" if there are no names.
+    """
     kinds = [*dict.fromkeys(re.sub(r"(^|\.)\d+(?=\.)", r"\1*", name) for name in names)]
     if not kinds:
         return ""
@@ -170,7 +185,10 @@ def gradient_note(names: Iterable[str]) -> str:
 
 
 def run_forward(model: nn.Module, inputs: Any) -> Any:
-    """``model(*inputs)`` or ``model(**inputs)``; ConfigError if it fails."""
+    """Run a model's forward, ``model(*inputs)`` or ``model(**inputs)``, and return its output.
+
+    Raises: ConfigError if it raises.
+    """
     args, kwargs = arguments_of(inputs)
     try:
         with _quiet():
@@ -184,7 +202,13 @@ def run_forward(model: nn.Module, inputs: Any) -> Any:
 
 @contextlib.contextmanager
 def tensors_for(fake: bool, device: str = "cpu", gpu: Gpu | None = None) -> Iterator[None]:
-    """Fake tensors in the block if asked for; on ``cuda`` without a GPU too, with the attention kernels of ``gpu``."""
+    """Make a context in which models are made and run on real tensors, or on fake ones.
+
+    Args:
+        fake: whether tensors are fake.
+        device: "cpu" or "cuda"; fake tensors can be on "cuda" also on a machine without a GPU.
+        gpu: the GPU whose attention kernels are chosen then; None for an H100.
+    """
     with contextlib.ExitStack() as stack:
         if fake:
             stack.enter_context(fake_tensors())
@@ -199,8 +223,10 @@ def tensors_for(fake: bool, device: str = "cpu", gpu: Gpu | None = None) -> Iter
 
 
 def _applied(module: nn.Module, function: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-    """``Module._apply``, so ``.to``, ``.bfloat16``, ``.cuda``, for fake parameters, which can't be swapped.  Ties
-    stay."""
+    """Stands in for ``Module._apply``, which ``.to``, ``.bfloat16`` and ``.cuda`` call, on fake parameters.
+
+    torch's own swaps a parameter's tensor in place, which fake ones don't allow.  Tied weights stay tied.
+    """
     for child in module.children() if recurse else ():
         child._apply(function)
     for name, parameter in module._parameters.items():
@@ -217,7 +243,7 @@ def _applied(module: nn.Module, function: Callable[[Tensor], Tensor], recurse: b
 
 
 class _Real(Tensor):
-    """Numbers with their values where others are fake: models read rates of dropped paths one by one."""
+    """A tensor with values among fake ones, for ``torch.linspace``: models read rates of dropped paths from it."""
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -239,7 +265,7 @@ def _real(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def keyword_of(factory: Callable[..., Any], size: str) -> str:
-    """What the factory calls a size, a letter; "" if it doesn't take it."""
+    """Return the keyword by which a factory takes a size: the letter itself or one of ``SIZE_NAMES``; "" if none."""
     names = (size, *SIZE_NAMES.get(size, ()))
     try:
         return next((name for name in names if name in inspect.signature(factory).parameters), "")
@@ -249,8 +275,10 @@ def keyword_of(factory: Callable[..., Any], size: str) -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """What their code prints goes to standard error: standard output is for the result.  transformers only warns of
-    errors."""
+    """Make a context for the user's code, in which what it prints goes to standard error, not among the results.
+
+    transformers then logs errors only.
+    """
     if logging := sys.modules.get("transformers.utils.logging"):
         logging.set_verbosity_error()
     with contextlib.redirect_stdout(sys.stderr):

@@ -1,6 +1,6 @@
-"""Measure a part of a model by itself: one pipeline rank with all in flight.
+"""Measure what one pipeline rank saves, with all its microbatches in flight, without the other ranks.
 
-Random activations replace those that would arrive, so one emulated rank of many can be measured.
+Random activations stand in for those that other ranks would send, so one emulated rank of many can be measured.
 """
 
 from __future__ import annotations
@@ -17,10 +17,14 @@ from actmem.rows import Row, merge
 
 
 def measure_parts(parts: Sequence[ModelPart], actions: Iterable[tuple[str, int, int]]) -> list[Row]:
-    """What one rank's model chunks, ``parts``, keep after the last of ``actions``, one row for each term.
+    """Run some of a pipeline rank's forward and backward passes, and measure what is saved for backward after the last.
 
-    actions: ``(kind, chunk, microbatch)`` in order; "F" runs the chunk's forward, and holds its graph; "B" drops
-    that graph.
+    Args:
+        parts: the rank's model chunks.
+        actions: ``(kind, chunk, microbatch)`` in order.  "F" runs the chunk's forward pass on a microbatch and keeps
+            its autograd graph alive; "B" frees that graph, without running backward.
+
+    Returns: one row for each term.
     """
     held: dict[tuple[int, int], tuple[Tensor, list[Row]]] = {}
     for kind, chunk, microbatch in actions:
@@ -35,7 +39,10 @@ def measure_parts(parts: Sequence[ModelPart], actions: Iterable[tuple[str, int, 
 
 
 def run_part(part: ModelPart) -> Tensor:
-    """The part's output for random input, or the loss if it has the model's last layer."""
+    """Run a model chunk's forward pass on random input, and the loss on random targets if it has the last layer.
+
+    Returns: the chunk's output, or the loss.
+    """
     sizes = part.shape.micro_batch_size, part.shape.seq_length
     ids = lambda: torch.randint(0, part.shape.vocab_size, sizes)  # noqa: E731
     y = part(ids() if part.is_first else layer_input(part.shape, part.tp, "cpu", torch.bfloat16))

@@ -1,4 +1,7 @@
-"""Stand in for a GPU that isn't there: its generators, and its choice of an attention kernel."""
+"""Let fake CUDA tensors run on a machine without a GPU.
+
+What would ask the device is replaced: random generators, and torch's choice of an attention kernel.
+"""
 
 from __future__ import annotations
 
@@ -20,28 +23,28 @@ from actmem_tools.torch_private import attention_on, torch_release
 OLDEST = (2, 11)
 #: Philox: a seed and an offset of 8 bytes each.
 _STATE_BYTES = 16
-#: Its compute capability.
+#: Compute capability of an H100.
 H100 = (9, 0)
 #: The memory-efficient kernel reads a mask's rows by blocks of this many elements.
 _MASK_WIDTH = 8
 
 
 def gpu_of_this_build(capability: tuple[int, int] = H100) -> Gpu:
-    """A GPU of this compute capability with the cuDNN and the torch that are installed."""
+    """Describe a GPU of this compute capability, with the versions of cuDNN and torch that are installed here."""
     return Gpu(capability, torch.backends.cudnn.version() or 0, torch_release())
 
 
 @contextmanager
 def cuda_without_device(gpu: Gpu | None = None) -> Iterator[None]:
-    """In the block, fake CUDA tensors keep what a GPU would, on a machine without one and without a driver.
+    """Make a context in which a forward pass on fake CUDA tensors saves what it would on a GPU.
 
-    Needs a CUDA build of torch, and fake tensors.  Two things ask for the device itself and are replaced: generators,
-    and the choice of an attention kernel.  Backward does not run: autograd starts a thread for the device.
+    The machine needs no GPU and no driver, but a CUDA build of torch.  Only fake tensors work.  Backward doesn't run:
+    autograd starts a thread for the device.
 
     Args:
-        gpu: whose choice of a kernel; an H100's by default.
+        gpu: the GPU whose attention kernels are chosen; by default an H100 with the installed cuDNN and torch.
 
-    Raises: ConfigError on an older torch, whose linear asks the driver and ends the process.
+    Raises: ConfigError on a torch before 2.11, whose linear asks the driver and ends the process.
     """
     if torch_release() < OLDEST:
         needed = ".".join(map(str, OLDEST))
@@ -54,11 +57,12 @@ def cuda_without_device(gpu: Gpu | None = None) -> Iterator[None]:
 
 @contextmanager
 def fused_attention_on_cpu() -> Iterator[set[float]]:
-    """In the block, attention with dropout saves on a CPU what a GPU's fused kernel saves, except the seed: no scores.
+    """Make a context in which attention on a CPU leaves out dropout, so that it saves what a GPU's fused kernel saves.
 
-    A CPU's fused kernel has no dropout, so torch would take its math kernel.  No dropout is applied here.
+    A CPU's fused kernel has no dropout.  With dropout torch would run the math kernel, which saves the scores; a
+    GPU's fused kernel saves no scores, only a seed more than here.
 
-    Yields: the dropouts that were left out.
+    Yields: a set that collects the dropout probabilities that were left out.
     """
     left_out: set[float] = set()
 
@@ -75,7 +79,10 @@ def fused_attention_on_cpu() -> Iterator[set[float]]:
 
 
 class _Generator(torch.Generator):
-    """A generator that nothing draws from, with the state of CUDA's; on a CPU a plain one."""
+    """Stands in for ``torch.Generator``: for a CUDA device, a generator that only has a state of the right size.
+
+    For other devices it makes torch's own.
+    """
 
     def __new__(cls, device: Any = "cpu"):
         # The stub says nothing of arguments here.
@@ -121,9 +128,9 @@ def _call(
 
 
 def _bias(mask: Tensor, query: Tensor, key: Tensor, kernel: str) -> Tensor:
-    """A mask as these kernels save it.
+    """The mask as cuDNN's and the memory-efficient kernel save it, expanded to the scores' shape.
 
-    A boolean one becomes numbers to add; for the memory-efficient kernel its rows are padded.
+    A boolean mask becomes numbers that are added to the scores.  For the memory-efficient kernel its rows are padded.
     """
     if mask.dtype is torch.bool:
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(mask.logical_not(), float("-inf"))

@@ -1,4 +1,4 @@
-"""``actmem record pkg.module:factory``: what a model keeps for backward, and with --step its peak."""
+"""``actmem record pkg.module:factory``: list what a model saves for backward, and with --step bill a step's peak."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from actmem_tools.no_device import gpu_of_this_build
 from actmem_tools.record_page import page
 from actmem_tools.tape.evaluate import parsed_sizes
 
-#: A fake run is checked against a real one if all of that fits into this.
+#: A run on fake tensors is checked by a run on real ones if weights and saved tensors take no more bytes than this.
 _CHECKED_BYTES = 256 << 20
-#: Sizes of that check, of those that were given or that the factory takes.
+#: Sizes at which it is checked if they take more, for those of these letters that the factory takes.
 _SMALL = {"s": 16, "b": 2, "l": 2}
 _EVAL_MODE = "the model is in eval mode, where dropout and batch norm keep less: call model.train() in the factory"
-#: Of a step on a CPU with oneDNN.
+#: The note on a step that ran on a CPU with oneDNN.
 _WORKSPACES = (
     "what this machine's kernels (oneDNN) allocate and free inside one operation, for convolutions, recurrent layers "
     "and autocast, is not counted: it was 11 to 34% of small models' peaks"
@@ -42,7 +42,7 @@ _NO_CUDA = (
 
 
 def main(argv: list[str]) -> int:
-    """Run the command; 2 and one line on bad input."""
+    """Run ``actmem record``.  Returns the exit code: 2, after one line on standard error, on bad input."""
     return _parser().run(argv, _run)
 
 
@@ -89,7 +89,7 @@ def _run(options: argparse.Namespace) -> int:
         if options.fake and is_compiled(model):
             raise ConfigError("fake", "torch.compile does not run on fake tensors: leave out one of the two")
         notes = [] if model.training else [_EVAL_MODE]
-        # Before forward: after it FSDP's root is whole until backward.
+        # Made before forward: after it FSDP's root module has its weights gathered, until backward.
         optimizer = _optimizer(options.optimizer, model) if options.step else None
         ledger = _recorded(model, inputs)
         weights = _weight_bytes(model)  # after forward, which makes those of lazy modules
@@ -123,7 +123,7 @@ def _check_device(options: argparse.Namespace) -> None:
 
 
 def _write(result: dict[str, Any], options: argparse.Namespace, text: str) -> None:
-    """Write the result as was asked for."""
+    """Write the result to the files that were asked for, and print ``text`` unless JSON goes to the screen."""
     if options.html:
         write(_of_this_rank(options.html), page(result))
     if options.json:
@@ -133,7 +133,7 @@ def _write(result: dict[str, Any], options: argparse.Namespace, text: str) -> No
 
 
 def _of_this_rank(file: str) -> str:
-    """The file's name with the rank in it, if there are several: ``step.json`` is ``step-rank1.json``."""
+    """The file's name, with the rank in it if there are several ranks: ``step.json`` becomes ``step-rank1.json``."""
     if file == "-" or not dist.is_initialized() or dist.get_world_size() == 1:
         return file
     path = Path(file)
@@ -148,12 +148,13 @@ def _second_step(model: torch.nn.Module, inputs: Any, loss: Any, optimizer: Any)
 
 
 def _step_notes(model: torch.nn.Module, ledger: Ledger, options: argparse.Namespace) -> list[str]:
-    """What is to be known of a step that ran: workspaces that aren't counted, trained weights without a gradient."""
+    """Notes on a step that ran: that kernels have workspaces which aren't counted, and which weights got no
+    gradient."""
     kinds = torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d, torch.nn.RNNBase
-    uses = any(isinstance(part, kinds) for part in model.modules()) or "cast weight" in ledger.by_kind()
-    here = options.device == "cpu" and not options.fake and torch.backends.mkldnn.is_available()
+    has_kinds = any(isinstance(part, kinds) for part in model.modules()) or "cast weight" in ledger.by_kind()
+    onednn = options.device == "cpu" and not options.fake and torch.backends.mkldnn.is_available()
     missing = [name for name, p in model.named_parameters() if p.requires_grad and gradient_of(p) is None]
-    return [note for note in (_WORKSPACES if uses and here else "", load_model.gradient_note(missing)) if note]
+    return [text for text in (_WORKSPACES if has_kinds and onednn else "", load_model.gradient_note(missing)) if text]
 
 
 def _recorded(model: torch.nn.Module, inputs: Any) -> Ledger:
@@ -168,7 +169,7 @@ def _weight_bytes(model: torch.nn.Module) -> int:
 
 
 def _gpu(options: argparse.Namespace) -> Gpu | None:
-    """The GPU that fake CUDA tensors stand for."""
+    """The GPU that fake CUDA tensors stand for, or None if there is a real one or none is asked for."""
     if options.device != "cuda" or torch.cuda.is_available():
         return None
     asked = options.capability or "9.0"
@@ -186,35 +187,48 @@ def _optimizer(name: str, model: torch.nn.Module) -> torch.optim.Optimizer | Non
 
 
 def _fake_note(factory: Any, sizes: dict[str, int], options: argparse.Namespace, ledger: Ledger, weights: int) -> str:
-    """Whether real tensors give the same bytes, where they are small enough to try, or else at small sizes."""
-    where, told = "", ledger.total_bytes
+    """Check a run on fake tensors by one on real tensors, and say in one sentence whether both save the same bytes.
+
+    If the real tensors would be too large, both kinds run at small sizes.
+    """
+    where, fake_bytes = "", ledger.total_bytes
     try:
-        if options.device == "cpu" and weights + told > _CHECKED_BYTES:
+        if options.device == "cpu" and weights + fake_bytes > _CHECKED_BYTES:
             small = {name: size for name, size in _SMALL.items() if load_model.keyword_of(factory, name)}
             sizes = {**sizes, **small}
             where = f" at {', '.join(f'{name}={size}' for name, size in small.items())}"
             with load_model.tensors_for(True):
-                told, weights = _kept_bytes(factory, sizes, options.dtype)
-        if options.device != "cpu" or weights + told > _CHECKED_BYTES:
+                fake_bytes, weights = _kept_bytes(factory, sizes, options.dtype)
+        if options.device != "cpu" or weights + fake_bytes > _CHECKED_BYTES:
             return "fake tensors only: too large to check against real ones here; try small sizes once"
-        real, _ = _kept_bytes(factory, sizes, options.dtype)
-    except ConfigError as error:  # of this trial: what was asked for ran
+        real_bytes, _ = _kept_bytes(factory, sizes, options.dtype)
+    except ConfigError as error:  # only the check failed: the run that was asked for is done
         return f"not checked against real tensors{where}: {error.rule}"
-    if real == told:
+    if real_bytes == fake_bytes:
         return f"checked{where}: real tensors keep the same bytes"
-    return f"real tensors keep something else{where}: {real:,} B instead of {told:,} B on fake ones"
+    return f"real tensors keep something else{where}: {real_bytes:,} B instead of {fake_bytes:,} B on fake ones"
 
 
 def _kept_bytes(factory: Any, sizes: dict[str, int], dtype: str) -> tuple[int, int]:
-    """What stays for backward, and the weights."""
+    """Run a model that the factory makes at these sizes; return the bytes saved for backward, and those of weights."""
     model, inputs = load_model.built_model(factory, sizes, dtype)
     kept = _recorded(model, inputs).total_bytes
     return kept, _weight_bytes(model)
 
 
 def as_dict(ledger: Ledger, bill: StepBill | None, more: dict[str, Any]) -> dict[str, Any]:
-    """The result as plain values, for JSON: ``rows`` add up to ``total_bytes`` and ``host_bytes``, ``peak`` to
-    ``peak_bytes``."""
+    """Describe a record in plain values, as ``--json`` writes them.
+
+    Args:
+        ledger: what a forward pass saved.
+        bill: what is alive at the peak of a step; None if no step ran.
+        more: further keys and values, which come first.
+
+    Returns: ``total_bytes`` and ``host_bytes``, saved on the device and on the host, of which ``rows`` lists every
+        tensor; ``by_kind``, bytes by kind of tensor; ``findings``, what could be saved less; and after a step
+        ``peak_bytes``, of which ``peak`` lists every storage, and ``curve`` and ``phases``, the bytes alive over the
+        step and where its phases begin.
+    """
     result = {**more, "total_bytes": ledger.total_bytes, "host_bytes": ledger.host_bytes, "by_kind": ledger.by_kind()}
     result["rows"] = [row.as_dict() for row in ledger.tensors]
     result["findings"] = [{"waste": f.waste, "bytes": f.bytes, "text": f.text} for f in findings(ledger.tensors)]

@@ -1,4 +1,7 @@
-"""The page that ``record --html`` writes: tables, a treemap and the curve of a step, one file without a server."""
+"""The page that ``record --html`` writes: one file with tables, a treemap and the curve of a step.
+
+A browser shows it without a server.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,11 @@ from actmem.ledger.ledger_tables import HEADINGS, fold, lines_of, rows_of_file
 
 
 def page(result: dict[str, Any]) -> str:
-    """``result`` of ``record_command.as_dict`` as one HTML page."""
+    """Write a record as one HTML page.
+
+    Args:
+        result: what ``record_command.as_dict`` returns.
+    """
     data = json.dumps(result).replace("<", "\\u003c")
     parts = [
         f"<h1>{escape(result.get('target', 'model'))}: {result['total_bytes']:,} bytes stay for backward</h1>",

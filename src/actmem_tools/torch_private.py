@@ -1,7 +1,8 @@
 """Every private or undocumented name of torch that the tools use, beside those of ``actmem`` and ``actmem_more``.
 
 - ``torch.library._scoped_library`` and ``OpOverload.decompose``: attention as another device has it
-- ``torch._C.DisableTorchFunctionSubclass``, and what fake tensors raise because they have no values
+- ``torch._C.DisableTorchFunctionSubclass``: to call torch without the overrides of tensor subclasses
+- ``torch._subclasses.fake_tensor``: fake tensors, and the exceptions that they raise because they have no values
 """
 
 from __future__ import annotations
@@ -12,30 +13,30 @@ from contextlib import AbstractContextManager, contextmanager
 import torch
 from torch import Tensor
 
-#: The node that adds a gradient to a weight's.
+#: Name of the autograd node that adds a gradient to a leaf tensor's ``.grad``.
 WEIGHTS_NODE = "torch::autograd::AccumulateGrad"
 
 
 def torch_release() -> tuple[int, int]:
-    """(2, 13) for torch 2.13.0."""
+    """Return the installed torch's version as (major, minor): (2, 13) for torch 2.13.0."""
     major, minor = torch.__version__.split(".")[:2]
     return int(major), int(minor)
 
 
 def is_fake(tensor: Tensor) -> bool:
-    """Whether a tensor has a shape and no values."""
+    """Return whether this is one of torch's fake tensors, which have a shape and a dtype and no values."""
     from torch._subclasses.fake_tensor import FakeTensor
 
     return isinstance(tensor, FakeTensor)
 
 
 def plain_tensors() -> AbstractContextManager:
-    """In the block no subclass of tensors has functions of its own."""
+    """Make a context in which torch ignores the ``__torch_function__`` of tensor subclasses."""
     return torch._C.DisableTorchFunctionSubclass()
 
 
 def lacks_values(error: Exception) -> bool:
-    """Whether fake tensors raised it because they have no values."""
+    """Return whether an exception was raised because an operation needs values and a fake tensor has none."""
     from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
     return isinstance(error, (DataDependentOutputException, DynamicOutputShapeException))
@@ -43,9 +44,13 @@ def lacks_values(error: Exception) -> bool:
 
 @contextmanager
 def attention_on(device: str, make: Callable[[Callable], Callable]) -> Iterator[None]:
-    """In the block ``make(original)`` runs where attention is asked for on ``"CPU"`` or ``"CUDA"``.
+    """Make a context in which a function of ours replaces ``scaled_dot_product_attention`` on one kind of device.
 
-    By whatever name, in Python or in C++.
+    It replaces the operation itself, so calls from C++ and by any Python name reach it too.
+
+    Args:
+        device: "CPU" or "CUDA".
+        make: takes torch's own implementation; returns the function that runs in its place.
     """
     original = torch.ops.aten.scaled_dot_product_attention.default.decompose
     with torch.library._scoped_library("aten", "IMPL") as library:

@@ -1,9 +1,9 @@
-"""``plan --verify``: run the fullest rank of a plan, and compare its bill line by line with what is counted.
+"""``plan --verify``: run the rank of a plan that holds most, and compare its bill with what it holds, line by line.
 
-The real model runs as one emulated rank on fake tensors: every forward that the rank would have in
-flight, through the schedule's own actions, and one step of Adam.  Counted are weights, gradients
-and optimizer states of the whole rank, and all that autograd keeps.  What ZeRO divides is counted
-whole and divided as the bill divides it.
+The real model runs as one emulated rank on fake tensors.  It runs the schedule's actions until as many forward passes
+are in flight as the rank would have at its peak, and one step of Adam.  What is counted then are the rank's weights,
+gradients and optimizer states, and all that autograd saves.  What data-parallel ranks would divide (ZeRO) is counted
+whole, and then divided by the bill's own rule.
 """
 
 from __future__ import annotations
@@ -34,21 +34,24 @@ from actmem_tools.plan.plan_report import plan_text
 from actmem_tools.plan.planned_models import PlannedModel
 from actmem_tools.plan.search import Bill, Plan, bill_of, chunk_layers, share
 
-#: What ``--verify`` says it leaves out.
+#: The line in which ``--verify`` says what it doesn't run.
 NOT_RUN = (
     "Not run: data-parallel ranks (states are counted whole, then divided by the bill's rule) and communication buffers"
 )
-#: Parts of a bill that an emulated rank holds; buffers and the transient are not among them.
+#: Parts of a bill that are compared line by line.  Communication buffers don't exist on an emulated rank; the
+#: transient is compared by ``count_peak``.
 COUNTED_PARTS = ("weights", "gradients", "optimizer states", "activations", "logits and loss")
 
-
+#: The tensor-parallel group, the context-parallel group, and the group that shares experts if that is a larger one.
 _Ranks = tuple[TensorParallel, ContextParallel, TensorParallel | None]
 
 
 def verify_plan(model: PlannedModel, plan: Plan) -> Comparison:
-    """The counted lines of the plan's bill beside those of an emulated rank.
+    """Run an emulated rank of the plan, and compare the lines of its bill with what that rank holds.
 
-    Raises ConfigError on a model that this library can't run.
+    The lines are those of ``COUNTED_PARTS``.
+
+    Raises: ConfigError if this library has no layer or no optimizer to run the plan with.
     """
     bill = _bill(model, plan)
     predicted = [*(row for part in COUNTED_PARTS for row in bill.parts[part])]
@@ -61,16 +64,16 @@ def verify_plan(model: PlannedModel, plan: Plan) -> Comparison:
 
 
 def _bill(model: PlannedModel, plan: Plan) -> Bill:
-    """What is to be verified.  Raises ConfigError on what this library has no layer or optimizer for."""
+    """The plan's bill as a CPU's kernels save it.  Raises ConfigError if the plan can't be run here."""
     model.check_verifiable()
     return bill_of(model.on("cpu"), plan)
 
 
 @contextmanager
 def _emulated(plan: Plan) -> Iterator[_Ranks]:
-    """The emulated rank's groups: t, c, and who shares experts if these are more than t.
+    """Make a context in which this process is one emulated rank of the plan's layer.
 
-    A single tensor-parallel rank has no sequence to share.
+    Yields: its groups.  Sequence parallelism is left out where t is 1.
     """
     t, c, ranks = plan.layout.tensor_parallel_size, plan.layout.context_parallel_size, plan.layout.expert_ranks
     replicas = ranks // t
@@ -91,33 +94,46 @@ def _part(model: PlannedModel, plan: Plan, ranks: _Ranks, layers: range) -> GPT 
 
 
 def count_peak(model: PlannedModel, plan: Plan) -> Match:
-    """The transient of the plan's fullest rank: the bill's, and counted in the next backward pass of an emulated rank.
+    """Compare the transient: what a backward pass makes at its peak, beyond what forward passes have saved.
 
-    Of a microbatch that recomputes as the plan says.  Raises ConfigError on a plan that this library can't run.
+    Counted is the backward pass of one microbatch on an emulated rank, with the plan's recomputation.
+
+    Returns: the bytes that the bill of the plan's fullest rank has for it, and the counted ones.
+
+    Raises: ConfigError if this library has no layer or no optimizer to run the plan with.
     """
     bill = _bill(model, plan)
     predicted = total(bill.parts["transient"])
-    # The fullest moment ends warm-up, so backward begins with the last chunk, or comes when that has no microbatch.
-    *others, layers = chunks_of(model, plan)
-    if others and layers.stop == model.num_layers and not bill.parts["logits and loss"]:
-        layers = others[-1]
+    # The rank holds most at the end of warm-up, when backward of its last chunk is next, or later, at a moment when the
+    # model's last chunk has no microbatch in flight and backward of the chunk before it is next.
+    *other_chunks, layers = chunks_of(model, plan)
+    if other_chunks and layers.stop == model.num_layers and not bill.parts["logits and loss"]:
+        layers = other_chunks[-1]
     with _emulated(plan) as ranks:
-        # What a backward pass makes doesn't depend on the microbatches that wait.
+        # What a backward pass makes doesn't depend on how many other microbatches are in flight.
         kept, peak = measure_part_peak(_part(model, plan, ranks, layers))
     return Match("transient", predicted, peak - kept)
 
 
 def chunks_of(model: PlannedModel, plan: Plan) -> list[range]:
-    """The layers of each chunk of the plan's fullest rank: chunk c is stage c·p + r of the model."""
+    """List the model's layers that each chunk of the plan's fullest rank holds, by their numbers from 0.
+
+    Chunk c of rank r is stage c·p + r of the model.
+    """
     p, m = plan.layout.pipeline_parallel_size, plan.layout.num_model_chunks
     sizes = chunk_layers(model.num_layers, p, m)
     return [range(sum(sizes[:i]), sum(sizes[: i + 1])) for i in range(plan.pipeline_rank, m * p, p)]
 
 
 def fullest_actions(model: PlannedModel, plan: Plan, chunks: Sequence[range]) -> list[Action]:
-    """The rank's actions up to the first moment at which it holds most.
+    """List what the plan's fullest rank does, from the step's start until it first holds most.
 
-    A pipeline is full after 2p microbatches, so a longer step needs no more than four rounds.
+    A pipeline is full after 2p microbatches, so of a longer step only 4p microbatches are looked at.
+
+    Args:
+        model: what the plan trains.
+        plan: says which rank it is, and how many microbatches the step has.
+        chunks: the layers of each chunk of that rank (``chunks_of``).
     """
     layout, on_cpu = plan.layout, model.on("cpu")
     p, m = layout.pipeline_parallel_size, layout.num_model_chunks
@@ -134,9 +150,9 @@ def fullest_actions(model: PlannedModel, plan: Plan, chunks: Sequence[range]) ->
 
 
 def _states(parts: Sequence[nn.Module], plan: Plan) -> list[Row]:
-    """What is counted of weights, gradients and optimizer states, divided among data-parallel ranks as in the bill."""
-    beside = plan.layout.expert_ranks > plan.layout.tensor_parallel_size
-    mlps = [module for part in parts for module in part.modules() if isinstance(module, ExpertMLP) and beside]
+    """Count weights, gradients and optimizer states, and divide them among data-parallel ranks by the bill's rule."""
+    wider = plan.layout.expert_ranks > plan.layout.tensor_parallel_size
+    mlps = [module for part in parts for module in part.modules() if isinstance(module, ExpertMLP) and wider]
     of_experts = sum(weight.numel() for mlp in mlps for weight in (mlp.gate, mlp.up, mlp.down))
     rows = []
     for row in measure_states(parts):
@@ -148,7 +164,10 @@ def _states(parts: Sequence[nn.Module], plan: Plan) -> list[Row]:
 
 
 def report_verification(console: Console, model: PlannedModel, plan: Plan) -> bool:
-    """Verify the plan, print each line of its bill beside the counted one, and the peak; True if all are equal."""
+    """Verify a plan, and print its bill's lines and its transient beside what an emulated rank holds.
+
+    Returns: whether all of them are equal to the byte.
+    """
     comparison = verify_plan(model, plan)
     console.print(f"\n[bold]Verified:[/] {plan_text(plan)}", highlight=False)
     console.print(_table(comparison.matches, plan))
@@ -175,10 +194,12 @@ def _table(matches: tuple[Match, ...], plan: Plan) -> Table:
 
 
 def measure_part_peak(part: GPT | LlamaStage) -> tuple[int, int]:
-    """Bytes held after the forward pass of one microbatch, and the most during its backward pass.
+    """Run forward and backward of one microbatch through a model chunk on an emulated rank, and count live bytes.
 
-    Without weights, main gradients and buffers.  A stage's output is freed once it is sent
-    (2205.05198 appendix B).  For one chunk on an emulated rank.
+    Weights, main gradients and buffers don't count.  The chunk's output is freed after forward, as it would be once it
+    is sent (2205.05198 appendix B), unless it is the loss.
+
+    Returns: the bytes alive after forward, and the most bytes alive during backward.
     """
     use_main_gradients(part)
     alive = LiveStorages([*part.parameters(), *map(gradient_of, part.parameters()), *part.buffers()])
@@ -194,9 +215,14 @@ def measure_part_peak(part: GPT | LlamaStage) -> tuple[int, int]:
 
 
 def measure_states(parts: Sequence[nn.Module]) -> list[Row]:
-    """What a stage holds besides activations, one row a kind: what stays after one step of Adam on float32 copies.
+    """Run one step of Adam on float32 copies of the weights, and count what stays.
 
-    Gradients are those that the step started from, whatever they hold: only their bytes count.
+    The gradients that the step reads have no meaning: only the bytes count.
+
+    Args:
+        parts: the model chunks of one rank.
+
+    Returns: five rows: the parameters, their gradients, their float32 copies, and Adam's two moments.
     """
     held: list[dict[str, list]] = []
     for part in parts:

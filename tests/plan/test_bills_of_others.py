@@ -14,7 +14,7 @@ from actmem.ledger.whole_step import loss_of
 from actmem_tools.__main__ import main
 from actmem_tools.load_model import built_model
 from actmem_tools.no_device import fused_attention_on_cpu
-from actmem_tools.plan.own_model import OwnModel, Way
+from actmem_tools.plan.own_model import OwnModel, StepOptions
 from actmem_tools.plan.step_time import Cluster
 from actmem_tools.tape.config_model import ConfigModel
 from actmem_tools.tape.evaluate import Run, moments
@@ -129,7 +129,7 @@ def solved(request):
 def test_each_line_is_that_of_a_real_run(solved):
     factory, sizes, model = solved
     for again in (0, 2, LAYERS):
-        way = Way(sizes["b"], again, False)
+        way = StepOptions(sizes["b"], again, False)
         bill = Counter()
         for row in [*model.static_rows(way), *model.need(way).peak.rows]:  # the optimizer's step can need more
             bill[row.term] += row.bytes
@@ -165,5 +165,5 @@ def test_fsdp_of_a_model_whose_blocks_share_tables(pools):
     parts, own, layers = solved_target(target, {**sizes, "l": LAYERS}, "h:8a,a:k", "bfloat16", [""])
     del own["b"]
     model = OwnModel(parts, own, layers, Cluster(2, 2**30, allowance_bytes=0), 12)
-    way = Way(sizes["b"], 0, True)
+    way = StepOptions(sizes["b"], 0, True)
     assert set(pools[2].run(llamas_peaks, "\n".join(model.code(way, "bfloat16")), sizes)) == {model.bytes(way)}

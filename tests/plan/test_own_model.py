@@ -16,7 +16,7 @@ from actmem_tools.config_file import Order, order_of
 from actmem_tools.load_model import built_model
 from actmem_tools.no_device import fused_attention_on_cpu
 from actmem_tools.plan.framework_flags import hugging_face_config
-from actmem_tools.plan.own_model import OwnModel, Way
+from actmem_tools.plan.own_model import OwnModel, StepOptions
 from actmem_tools.plan.planned_models import planned_model_of
 from actmem_tools.plan.step_time import Cluster
 from actmem_tools.tape import model_tape
@@ -213,7 +213,7 @@ def test_fsdp_on_two_processes(vocab, again, is_first, pools, capsys):
     parts, own, layers = solved_target(f"{MODELS}:stack", {**sizes, "l": 6}, "", "bfloat16", [""])
     del own["b"]
     model = OwnModel(parts, own, layers, Cluster(2, 2**30, allowance_bytes=0), 8 if is_first else 16)
-    way = Way(4, again, True)
+    way = StepOptions(4, again, True)
     real = pools[2].run(fsdp_peak, "\n".join(model.code(way, "bfloat16")), sizes, layers, is_first)
     told = model.bytes(way)
     if vocab == 300:
@@ -281,7 +281,7 @@ def test_the_bill_of_layers_of_several_kinds_is_a_real_step_at_unseen_sizes(kind
     assert config.order == order == parts[""].order and order.num_layers(number) == fields["num_hidden_layers"]
     for s, b in ((64, 2), (45, 3), (83, 1)):
         model = OwnModel(parts, {"s": s}, number, Cluster(1, 2**30, allowance_bytes=0), b)
-        for way in (Way(b, 0, False), Way(b, number, False)):
+        for way in (StepOptions(b, 0, False), StepOptions(b, number, False)):
             real, inputs = built_model(config.factory(), {"s": s, "b": b, "l": config.num_blocks}, "bfloat16")
             assert peaks_of_steps(real, inputs, "\n".join(model.code(way, "bfloat16"))) == [model.bytes(way)]
 

@@ -1,4 +1,4 @@
-"""The judge of the labs: runs what a learner wrote, decides by its effects, names the mistake.
+"""The judge of the labs: it runs what a learner wrote, decides by what the code does, and names the mistake.
 
 Read in this order: ``verdict`` (what comes out), ``exercise`` and ``exercises`` (what is asked, a file for each lab),
 ``outline`` (all labs), ``parent`` (starts the judge's process, follows it, ends it; loads no torch), ``worker`` (that

@@ -1,7 +1,8 @@
-"""A run of a case on one rank.
+"""The run of a case on one rank.
 
-A case is a function of a ``CaseRun``.  It calls the function under test, and says what it sees: results, gradients,
-bytes, collectives.  The same case runs with the learner's functions, with ours, and with ours after an edit.
+A case is a function that takes a ``CaseRun``.  It calls the function under test, and notes what it observes: results,
+gradients, bytes, collectives.  The same case runs with the learner's functions, with ours, and with ours after an edit
+that makes a stated mistake.
 """
 
 from __future__ import annotations
@@ -37,26 +38,31 @@ from actmem_course.judge.saved_bytes import Largest, saved_bytes
 from actmem_course.judge.verdict import Fault, Unlike, Wrong, mend
 from actmem_course.judge.virtual import Watch
 
-#: What to do, or cause and repair, by the name of an input whose gradient is wrong; "" is the result.
+#: What to tell a learner, by the name of an input whose gradient is wrong; "" stands for the result.  A text is the
+#: repair, a fault has repair and cause.
 Advice = Mapping[str, str | Fault]
 
 
 class CaseRun:
-    """One rank's run of a case.
+    """The run of a case on one rank.
+
+    Random tensors depend only on how many were drawn before, and on the group.  So each rank knows what the others of
+    its group hold, and expected values need no collective.
 
     Args:
-        functions: the names of the learner's file.
-        side: the rank, virtual or real.
-        subgroup: its name, if the functions are not given all ranks in their order.
-        like: what another run saw on this rank; where this one sees something else, it ends.
+        functions: the names of the file that is judged.
+        side: the rank: a ``VirtualRank`` or a ``RealRank``.
+        subgroup: the name of the group that the functions are given; "" for all ranks in their order.
+        device: where tensors are made, "cpu" or "cuda".
+        reference: what another run observed on this rank, by name.  This run ends when it observes something else.
 
     Attributes:
-        rank, t, group, device: as the learner's functions see them.
-        members: the ranks of ``group``, in its order, as numbers among all ranks.
-        group_name: "" or a name for them.
-
-    Random tensors depend only on the seed and the group, so each rank knows what the others of its group hold and
-    expected values need no collective.
+        rank: this rank's number in ``group``.
+        t: how many ranks ``group`` has.
+        group: the process group that the functions are given; None if there is none.
+        members: the numbers of the group's ranks among all ranks, in the group's order.
+        group_name: the group's name; "" for all ranks in their order.
+        seen: what this run has observed, by name.
     """
 
     def __init__(
@@ -65,31 +71,35 @@ class CaseRun:
         side: Any,
         subgroup: str = "",
         device: str = "cpu",
-        like: Mapping[str, Observation] | None = None,
+        reference: Mapping[str, Observation] | None = None,
     ):
         self.functions, self.side, self.device = functions, side, device
         self.rank, self.t, self.members, self.group_name = side.number, side.size, list(range(side.size)), ""
         self.group = dist.group.WORLD if dist.is_initialized() else None
         if subgroup:
             self._join(subgroup)
-        self.like = like
+        self.reference = reference
         self.seen: dict[str, Observation] = {}
         self._draws = 0
-        #: What the file's functions are given while somebody watches, by parameter, each with a copy from before.
+        #: Tensors that the file's functions were given, to find out whether they write to them: the parameter's name,
+        #: the tensor, and a copy.  None while nobody wants to know.
         self._given: list[tuple[str, Tensor, Tensor]] | None = None
 
     def _join(self, name: str) -> None:
-        """Be on a group that is not all ranks in their order: whoever forgets ``group`` shows there."""
+        """Join a group that is not all ranks in their order: code that forgets ``group`` is wrong there."""
         world = self.t
         step = world // 2 if world % 2 == 0 and world > 2 else 1
-        made = [list(range(first, world, step))[::-1] for first in range(step)]
-        groups = [dist.new_group(members, **_UNSORTED) for members in made]
-        self.group = next(group for members, group in zip(made, groups) if self.rank in members)
+        ranks_of_groups = [list(range(first, world, step))[::-1] for first in range(step)]
+        groups = [dist.new_group(members, **_UNSORTED) for members in ranks_of_groups]
+        self.group = next(group for members, group in zip(ranks_of_groups, groups) if self.rank in members)
         self.members, self.group_name = dist.get_process_group_ranks(self.group), name
         self.t, self.rank = len(self.members), dist.get_rank(self.group)
 
     def __getitem__(self, name: str) -> Callable:
-        """The function of that name, of the file that is judged."""
+        """Return a function of the file that is judged, by its name.  Raises Wrong if the file has none of that name.
+
+        A call of it is counted, and with ``unwritten`` its tensors are watched.
+        """
         function = self.functions.get(name)
         if not callable(function):
             raise Wrong(f"the file no longer has a function {name}")
@@ -112,8 +122,11 @@ class CaseRun:
 
     @contextmanager
     def unwritten(self, **tensors: Tensor) -> Iterator[None]:
-        """Raise Wrong if the block writes to these tensors, or to any that a function of the file is given, now or
-        before."""
+        """Make a context after which Wrong is raised if anything has written to tensors of the caller.
+
+        Args:
+            tensors: tensors that are watched, by name.  Those that functions of the file are given are watched too.
+        """
         self._given = self._given or []
         self._note(tensors)
         yield
@@ -123,62 +136,100 @@ class CaseRun:
                     raise Wrong(f"{name} is changed in place", "work on a copy", "it belongs to the caller")
 
     def watching(self) -> AbstractContextManager[Watch]:
-        """Run the learner's code in this: its collectives are noted, and all ranks wait for each other at its end."""
+        """Make a context for the learner's code, which notes its collectives.  At its end all ranks wait for each
+        other."""
         return self.side.watching(self.members if self.group_name else None)
 
     def gather(self, value: object) -> list:
-        """Every rank's ``value``, by rank, while a check runs; ends the check if another rank has ended its own."""
+        """Return the ``value`` of every rank of the group, in the group's order.
+
+        Raises: PeerStopped if another rank has ended the case.
+        """
         values = self.side.gather(value)
         return [values[member] for member in self.members]
 
     def _random(self, *sizes: int, seed: int = 0) -> Tensor:
-        """Normal float64 numbers, the same on every rank of the group."""
+        """Draw normal float64 numbers, the same ones on every rank of the group."""
         salt = 10**6 * (1 + min(self.members)) if self.group_name else 0
         generator = torch.Generator().manual_seed(seed + salt)
         return torch.randn(sizes, dtype=torch.float64, generator=generator).to(self.device)
 
     def same(self, *sizes: int) -> Tensor:
-        """Random numbers that are the same on every rank."""
+        """Draw a tensor of these sizes that is the same on every rank."""
         self._draws += 1
         return self._random(*sizes, seed=self._draws)
 
     def each(self, *sizes: int) -> Tensor:
-        """Random numbers that differ from rank to rank."""
+        """Draw a tensor of these sizes that is another one on every rank."""
         self._draws += 1
         return self._random(*sizes, seed=self._draws + 1000 * (self.rank + 1))
 
     def shard(self, *sizes: int, dim: int = 0) -> Tensor:
-        """This rank's part of random numbers."""
+        """Draw a tensor of these sizes that is the same on every rank, and return this rank's shard along ``dim``."""
         return self.same(*sizes).chunk(self.t, dim)[self.rank].contiguous()
 
     def see(self, seen: Observation) -> None:
-        """Note an observation; end where another run saw something else."""
+        """Note an observation.
+
+        Raises: Unlike if there is a ``reference``, and it observed something else under this name.
+        """
         self.seen[seen.name] = seen
-        if self.like is not None and seen.tells_apart and not seen.same(self.like.get(seen.name)):
+        if self.reference is not None and seen.tells_apart and not seen.same_as(self.reference.get(seen.name)):
             raise Unlike(seen.name)
 
     def see_value(self, name: str, value: Any, repair: str = "", cause: str = "") -> None:
-        """Note what has one right value."""
+        """Note something that has one right value.
+
+        Args:
+            name: what it is, as a message calls it.
+            value: what was seen.
+            repair: what to do if it is wrong.
+            cause: what may be wrong in the code if it is wrong.
+        """
         self.see(ValueSeen(name, value, repair, cause))
 
     def see_cost(self, words: str, value: int, repair: str = "", cause: str = "", name: str = "") -> None:
-        """Note a number that may be smaller than ours.  words: the symptom, with {found} and {enough}.  name: where
-        the words differ from run to run."""
+        """Note a number that is right if it is no larger than ours.
+
+        Args:
+            words: the symptom, in which "{found}" stands for the number and "{enough}" for ours.
+            value: the number.
+            repair: what to do if it is larger.
+            cause: what may be wrong in the code if it is larger.
+            name: the observation's name; it must be given if the words differ from run to run.
+        """
         self.see(Cost(name or words, value, repair, cause, words=words))
 
     def see_tensor(
         self, name: str, found: Any, advice: str | Fault = "", kind: type[TensorSeen] = TensorSeen, **more: Any
     ) -> None:
-        """Note a tensor.  Raises Wrong if it is none."""
-        advice = _advised(advice)
+        """Note a tensor.
+
+        Args:
+            name: what it is, as a message calls it.
+            found: the tensor.
+            advice: what to tell a learner if it is wrong: a repair, or a fault with repair and cause.
+            kind: how close to ours it must be.
+            more: further fields of ``kind``.
+
+        Raises: Wrong if ``found`` is no tensor.
+        """
+        advice = _as_fault(advice)
         self.see(kind(name, check_plain_tensor(name, found).clone(), advice.repair, advice.cause, **more))
 
     def see_number(self, case: str, found: Any, meaning: str = "") -> None:
-        """Note a whole number, the result for the arguments of ``case``.  Raises Wrong if it is none.  meaning: what
-        it adds up."""
+        """Note a whole number that a function returned.
+
+        Args:
+            case: the arguments that the function was given, in words.
+            found: what it returned.
+            meaning: the sum or product that gives the number, in words; "" if that isn't known.
+
+        Raises: Wrong if ``found`` is no whole number.
+        """
         self.see(ValueSeen(f"{case}: {RESULT}", check_whole_number(RESULT, found), meaning=meaning))
 
-    def passes(
+    def observe(
         self,
         function: Callable,
         tensors: Mapping[str, Tensor],
@@ -190,27 +241,30 @@ class CaseRun:
         summed: Collection[str] = (),
         operator: bool = False,
         sends: Cost | None = None,
-        again: Sequence[Collective] = (),
-        twice: Fault | None = None,
+        allowed_extra: Sequence[Collective] = (),
+        fault_if_reached_twice: Fault | None = None,
         frozen: Collection[str] = (),
     ) -> tuple[Watch, Watch]:
-        """Run forward and backward of ``function(*tensors, *rest)``, and see the result, every gradient, the
+        """Run forward and backward of ``function(*tensors, *rest)``; note the result, the gradients and the
         collectives.
 
         Args:
+            function: the function under test.
+            tensors: its inputs by name.
+            rest: further arguments.
             upstream: the gradient that backward starts from; random if it is left out.
-            kind: how close tensors must be.
-            prefix: of which arguments this is, before every name.
-            advice: what to do about a wrong result or gradient.
-            summed: inputs whose gradients add up over the ranks.
-            operator: the function is one collective, so what it makes is told by the parts that it was given.
-            sends: the bytes that a pass may send, in any collectives; None if it must run ours.
-            again: what backward may run besides.
-            twice: what is wrong where backward comes twice to an input.
-            frozen: tensors that need no gradient.
+            kind: how close to ours the result and the gradients must be.
+            prefix: words that say with which arguments this was; they stand before every observation's name.
+            advice: what to tell a learner of a wrong result or gradient, by the input's name; "" is the result.
+            summed: names of inputs of which only the sum of their gradients over the ranks must be right.
+            operator: whether the function is one collective: a wrong result is then explained by the ranks' inputs.
+            sends: how many bytes each pass may send, in whichever collectives; None if it must run ours.
+            allowed_extra: collectives that backward may run beside ours.
+            fault_if_reached_twice: what is wrong if backward comes to an input more than once; by default that a second
+                run starts from inputs with their graph.
+            frozen: names of inputs that need no gradient.
 
-        Returns:
-            What forward and backward ran.
+        Returns: what was noted while forward ran, and while backward ran.
         """
         advice = advice or {}
         leaves = {name: x.detach().clone().requires_grad_(name not in frozen) for name, x in tensors.items()}
@@ -220,8 +274,9 @@ class CaseRun:
         with self.unwritten(**inputs), self.watching() as forward:
             result = function(*inputs.values(), *rest)
         _check_returned(result, forward)
-        sure, parts = self.t == 1, first if operator else None
-        self.see_tensor(f"{prefix}{RESULT}", result, advice.get("", ""), kind, parts=parts, sure=sure)
+        # On several ranks a wrong value can come from a wrong collective, which the advice may know nothing of.
+        extra_fields: dict[str, Any] = {"advice_is_certain": self.t == 1, "parts": first if operator else None}
+        self.see_tensor(f"{prefix}{RESULT}", result, advice.get("", ""), kind, **extra_fields)
         if sends:
             self._see_sent(sends, f"{prefix}forward", "the result is right", forward)
         elif self.t > 1:
@@ -229,45 +284,54 @@ class CaseRun:
         check_graph(result, forward, prefix)
         upstream = self.each(*result.shape).to(result.dtype) if upstream is None else upstream
         given = upstream.clone()
-        moving = {name: x for name, x in inputs.items() if name not in frozen}
+        trainable = {name: x for name, x in inputs.items() if name not in frozen}
         with self.unwritten(**{"the gradient that backward is given": given}), self.watching() as backward:
-            with reached_once(moving.values(), *filter(None, [twice])):
+            with reached_once(trainable.values(), fault_if_reached_twice or _WITH_GRAPH):
                 result.backward(given)
         self._given = None
         check_waited(forward, backward)
-        _check_no_grad_is_set(moving)
-        for name in moving:
-            gradient, mended = leaves[name].grad, _advised(advice.get(name, ""))
+        _check_no_grad_is_set(trainable)
+        for name in trainable:
+            gradient, gradient_advice = leaves[name].grad, _as_fault(advice.get(name, ""))
             # What backward's collective made is the first input's gradient.
             ran = backward if first is tensors[name] else Watch()
             missing = "" if gradient is not None else gives_no_gradient(ran)
             value, parts = None if gradient is None else gradient.clone(), upstream if operator else None
-            more = {"sure": sure, "gradient_of": name, "parts": parts, "missing": missing}
+            extra_fields |= {"gradient_of": name, "parts": parts, "missing": missing, "backward": f"{prefix}backward"}
             of_kind = SummedTensor if name in summed else kind
             words = f"{prefix}the gradient of {name}"
-            self.see(of_kind(words, value, mended.repair, mended.cause, backward=f"{prefix}backward", **more))
+            self.see(of_kind(words, value, gradient_advice.repair, gradient_advice.cause, **extra_fields))
         if sends:
             self._see_sent(sends, f"{prefix}backward", "the numbers are right", backward)
         elif self.t > 1:
-            run = list(backward.collectives)
-            seen = CollectivesRun(f"{prefix}backward", run, in_backward=True, result=result_of(backward), again=again)
-            self.see(seen)
+            run, returns = list(backward.collectives), result_of(backward)
+            self.see(CollectivesRun(f"{prefix}backward", run, "", "", True, returns, allowed_extra))
         return forward, backward
 
     def _see_sent(self, enough: Cost, when: str, right: str, ran: Watch) -> None:
+        """Note how many bytes a pass sent, as a cost that is right if it is no more than ``enough.value``."""
         sent = max(enough.value, sum(collective.payload_bytes for collective in ran.collectives))
         words = f"{when} sends {{found:,}} B"
         self.see(replace(enough, name=f"the bytes that {when} sends", value=sent, words=words, right=right))
 
     def operator(self, name: str, x: Tensor, advice: Advice, upstream: Tensor | None = None) -> None:
-        """Both passes of an operator that is one collective, and that it saves nothing."""
-        own = self[name]
-        self.passes(own, {"x": x}, self.group, operator=True, advice=advice, upstream=upstream)
-        again = self.each(*self.seen[RESULT].value.shape) if upstream is None else upstream
-        x, again = (y.transpose(1, 2).contiguous().transpose(1, 2) for y in (x, again))
+        """Note both passes of an operator that is one collective, and that it saves nothing.
+
+        It runs a second time with tensors that aren't contiguous.
+
+        Args:
+            name: the operator, a function of the file.
+            x: its input, with at least three dimensions.
+            advice: see ``observe``.
+            upstream: the gradient that backward starts from; random if it is left out.
+        """
+        function = self[name]
+        self.observe(function, {"x": x}, self.group, operator=True, advice=advice, upstream=upstream)
+        upstream = self.each(*self.seen[RESULT].value.shape) if upstream is None else upstream
+        x, upstream = (y.transpose(1, 2).contiguous().transpose(1, 2) for y in (x, upstream))
         prefix = "where x and its gradient are not contiguous, "
-        self.passes(own, {"x": x}, self.group, operator=True, advice=advice, upstream=again, prefix=prefix)
-        self.saves(lambda y: own(y, self.group), x, repair="save nothing: its backward needs no tensor of forward's")
+        self.observe(function, {"x": x}, self.group, operator=True, advice=advice, upstream=upstream, prefix=prefix)
+        self.saves(lambda y: function(y, self.group), x, repair="save nothing: backward needs no tensor of forward's")
 
     def makes(
         self,
@@ -277,8 +341,19 @@ class CaseRun:
         kind: type[TensorSeen] = TensorSeen,
         others: Sequence[Tensor] = (),
     ) -> dict[str, Largest]:
-        """What forward and backward of ``function(*tensors)`` make beside the tensors, which are leaves, as weights
-        are, and ``others``."""
+        """Run forward and backward of ``function(*tensors)``, and note which tensors they make.
+
+        The gradients are noted as observations.
+
+        Args:
+            function: the function under test.
+            tensors: its inputs by name.  They are leaves of the graph here, as weights are.
+            upstream: the gradient that backward starts from; random if it is left out.
+            kind: how close to ours the gradients must be.
+            others: further tensors that exist already and don't count.
+
+        Returns: under "forward" and "backward", what that pass made.
+        """
         leaves = [x.detach().clone().requires_grad_() for x in tensors.values()]
         file = self.functions.get("__file__", "")
         with Largest(*leaves, *others, file=file) as forward:
@@ -291,7 +366,15 @@ class CaseRun:
         return {"forward": forward, "backward": backward}
 
     def see_peak(self, when: str, made: Largest, enough: int, repair: str, cause: str = "") -> None:
-        """See what lives at once, in forward or in backward, of what ``makes`` returned."""
+        """Note, as a cost, how many bytes of what a pass made live at once.
+
+        Args:
+            when: "forward" or "backward".
+            made: what that pass made, as ``makes`` returned it.
+            enough: how many bytes are right.
+            repair: what to do if there are more.
+            cause: what may be wrong in the code if there are more.
+        """
         words = f"in {when} {{found:,}} B live at once, where {{enough:,}} are enough. Most of it: {made.most()}"
         self.see_cost(words, max(enough, made.peak), repair, cause, f"the peak of {when}")
 
@@ -306,10 +389,20 @@ class CaseRun:
         others: Sequence[Tensor] = (),
         itself: bool = False,
     ) -> None:
-        """What stays for backward, beside the weights, ``others`` and states of generators; on all ranks in their
-        order only.
+        """Run ``function(x, *weights)``, and note what it saves for backward.
 
-        what: what our bytes are.  spare: so many bytes more than ours are right, too.  itself: a copy of x isn't.
+        Weights, ``others`` and generators' states don't count.  On a group other than all ranks in their order it does
+        nothing: there the bytes are the same.
+
+        Args:
+            function: the function under test.
+            x: its input.
+            weights: its weights.
+            what: the tensors that ours saves, in words.
+            repair: what to do if it saves more.
+            spare: how many bytes more than ours are right too.
+            others: further tensors that don't count.
+            itself: whether it is wrong to save a copy of x in place of x itself.
         """
         if not self.group_name:
             found = saved_bytes(function, x, weights, others, self.watching(), self.functions.get("__file__", ""))
@@ -318,7 +411,11 @@ class CaseRun:
 
 
 def name_of_subgroup(world: int) -> str:
-    """What to call every second rank, the last first; where these are none or one, all ranks, the last first."""
+    """Name the group on which exercises are judged beside all ranks in their order.
+
+    If the number of ranks is even and above 2, each group has two of them (0 and 2 of 4, or 1 and 3); else the group
+    has all.  In each the last rank comes first.
+    """
     return f"2 of {world} ranks" if world % 2 == 0 and world > 2 else "the ranks in another order"
 
 
@@ -328,7 +425,7 @@ _UNSORTED: dict[str, Any] = (
 )
 
 
-def _advised(advice: str | Fault) -> Fault:
+def _as_fault(advice: str | Fault) -> Fault:
     return mend(advice) if isinstance(advice, str) else advice
 
 
@@ -347,7 +444,7 @@ def _check_no_grad_is_set(inputs: Mapping[str, Tensor]) -> None:
         raise Wrong(f"backward writes to the .grad of {set_by_hand[0]}", "return the gradient, and autograd adds it")
 
 
-#: What is wrong where a second run's backward goes on into what came before.
+#: What is wrong if a checkpoint's second run has a graph that continues into what came before the checkpoint.
 _WITH_GRAPH = Fault(
     "backward comes more than once to what made the inputs",
     "start the second run from x.detach().requires_grad_(x.requires_grad)",
@@ -356,28 +453,39 @@ _WITH_GRAPH = Fault(
 
 
 @contextmanager
-def reached_once(inputs: Iterable[Tensor], twice: Fault = _WITH_GRAPH) -> Iterator[None]:
-    """Raise Wrong if backward comes more than once through a node that made an input: the second run's backward went
-    on there."""
+def reached_once(inputs: Iterable[Tensor], fault_if_reached_twice: Fault = _WITH_GRAPH) -> Iterator[None]:
+    """Make a context for a backward pass, which raises Wrong if that pass comes to an input more than once.
+
+    Args:
+        inputs: tensors that operations made, whose nodes in the graph are watched.
+        fault_if_reached_twice: what to raise; by default that a second run starts from inputs with their graph.
+    """
     reached = []
     for number, x in enumerate(inputs):
         assert x.grad_fn is not None
         x.grad_fn.register_prehook(lambda gradients, number=number: reached.append(number))
 
-    def check(again: bool = False) -> None:
-        if again or len(set(reached)) < len(reached):
-            raise Wrong(twice.symptom, twice.repair, twice.cause)
+    def check(raised: bool = False) -> None:
+        if raised or len(set(reached)) < len(reached):
+            fault = fault_if_reached_twice
+            raise Wrong(fault.symptom, fault.repair, fault.cause)
 
     try:
         yield
-    except RuntimeError as error:  # what came before lets go of its tensors the first time
+    except RuntimeError as error:  # the nodes before the inputs free their tensors the first time
         check("backward through the graph a second time" in str(error))
         raise
     check()
 
 
 def check_graph(result: Tensor, forward: Watch, prefix: str = "") -> None:
-    """Raise Wrong unless backward can run from the result, through all that forward ran.  prefix: of which input."""
+    """Raise Wrong unless backward can run from a result, through everything that forward ran.
+
+    Args:
+        result: what the function returned.
+        forward: what was noted while it ran.
+        prefix: words that say with which arguments it ran.
+    """
     if not result.requires_grad:
         symptom = f"{prefix}the result is right, but it has no graph, so nothing before it gets a gradient"
         if not forward.collectives:
@@ -394,18 +502,18 @@ def check_graph(result: Tensor, forward: Watch, prefix: str = "") -> None:
 
 
 def check_waited(*seen: Watch) -> None:
-    """Raise Wrong if nobody waits for a collective."""
-    for one in seen:
-        if one.unwaited:
+    """Raise Wrong if the handle of a collective was never waited for in one of these passes."""
+    for watch in seen:
+        if watch.unwaited:
             raise Wrong(
-                f"{one.unwaited[0]} is started with async_op=True, and its result is read before it is there",
+                f"{watch.unwaited[0]} is started with async_op=True, and its result is read before it is there",
                 "call handle.wait() first",
                 "its handle is never waited for",
             )
 
 
 def gives_no_gradient(backward: Watch) -> str:
-    """Why a gradient may be None."""
+    """Say in words why a gradient may be None after this backward pass."""
     why = "backward returns None for it, or it is detached on the way, as an nn.Parameter made of it is"
     if not backward.collectives:
         return why

@@ -1,4 +1,4 @@
-"""What collectives give: everything that a rank may make of the ranks' parts, in words; what a pass may run."""
+"""Explain wrong results by collectives: what a rank can make out of all ranks' tensors, and which collectives ran."""
 
 from __future__ import annotations
 
@@ -19,9 +19,13 @@ Parts = Sequence[Tensor]
 
 @dataclass(frozen=True)
 class Made:
-    """make: a rank's tensor, from every rank's part and its number.  names_ranks: the words say which ranks' parts.
+    """One way to make a rank's tensor out of the tensors of all ranks.
 
-    unlikely: what anything else explains, where the ranks' parts are equal, is that rather.
+    Attributes:
+        words: what it is, to follow "is": "the sum over the ranks".
+        make: takes the ranks' tensors and this rank's number; returns the tensor.
+        names_ranks: whether the words say of which ranks it is made.
+        unlikely: whether any other way that gives the same tensor is likelier.
     """
 
     words: str
@@ -35,6 +39,7 @@ SUM = Made("the sum over the ranks", lambda parts, rank: summed(parts))
 
 
 def _share_of(whole: Made, dim: int = 0) -> Made:
+    """This rank's t-th part of what ``whole`` makes."""
     words = f"this rank's share of {whole.words}"
     if whole is OWN_PART:
         words = "this rank's share of its own tensor, not summed over the ranks"
@@ -62,15 +67,19 @@ _REDUCED = (
 
 
 def everything_made(parts: Parts) -> Iterator[Made]:
-    """All that a rank may make of the ranks' parts: reduced, joined, sharded, and all of these in turn."""
+    """Yield all ways to make a tensor that are tried: reducing, joining, sharding, and combinations of them.
+
+    Args:
+        parts: the tensors of all ranks.
+    """
     yield from _REDUCED
     yield from (_joined(), _share_of(SUM), _share_of(OWN_PART))
     yield Made("this rank's own part in its place, and zero in the others'", _alone)
     yield Made("this rank's own part t times, joined along dimension 0", lambda p, rank: torch.cat([p[rank]] * len(p)))
-    t, alike = len(parts), all(part.equal(parts[0]) for part in parts)
+    t, all_equal = len(parts), all(part.equal(parts[0]) for part in parts)
     yield from (Made(f"rank {k}'s part", lambda p, rank, k=k: p[k], True) for k in range(t))  # type: ignore[misc]
     for k, end in combinations(range(t + 1), 2):
-        if 1 < end - k < t and not alike:  # where all have the same, it is a multiple of this rank's own part
+        if 1 < end - k < t and not all_equal:  # of equal parts it is a multiple of this rank's own part
             words = f"the sum of the parts of ranks {k} to {end - 1}"
             yield Made(words, lambda p, rank, k=k, end=end: summed(p[k:end]), True, True)  # type: ignore[misc]
     yield Made(
@@ -96,7 +105,16 @@ def _every_t_th(whole: Made, dim: int) -> Made:
 
 
 def made_of(found: Tensor, parts: Parts, rank: int) -> list[tuple[str, Made]]:
-    """How ``found`` was made from the ranks' parts, in words, the likelier first; nothing if no operator makes it."""
+    """Find the ways in which a tensor can have been made out of the tensors of all ranks.
+
+    Args:
+        found: the tensor.
+        parts: the tensors of all ranks.
+        rank: the number of the rank that has ``found``.
+
+    Returns: for each way its words, with a factor if there is one ("twice the sum over the ranks"), and the way; the
+        likelier first.
+    """
     same, scaled = dict[str, Made](), dict[str, Made]()
     if len(parts) == 1 or found.numel() < 2 or not found.isfinite().all():
         return []
@@ -111,37 +129,53 @@ def made_of(found: Tensor, parts: Parts, rank: int) -> list[tuple[str, Made]]:
 
 
 def explain_parts(found: Tensor, parts: Parts, rank: int, right: Made, advice: Fault, ran: str = "") -> list[Fault]:
-    """How ``found`` was made, to follow its name, the likelier first.
+    """Describe a wrong tensor by the ways in which it can have been made out of the tensors of all ranks.
 
-    right: what it should be.  advice: cause and repair.  ran: the collective that the pass ran, if it ran one that
-    sums or joins.
+    Args:
+        found: the tensor.
+        parts: the tensors of all ranks.
+        rank: the number of the rank that has ``found``.
+        right: how it should have been made.
+        advice: a fault with the cause and the repair to tell.
+        ran: the collective that the pass ran, in words, if it ran one whose result it should return; else "".
+
+    Returns: a fault for each way, whose symptom follows the tensor's name: "is twice …"; the likelier first.
     """
     should = f"it should be {right.words}"
     cause = f"{should}. {advice.cause[0].upper()}{advice.cause[1:]}" if advice.cause else should
     lost = Fault("", cause=f"{should}; {ran} ran, but what is returned is not its result", repair="return its result")
-    fits = []
+    faults = []
     for words, made in made_of(found, parts, rank):
         why = lost if ran and made is OWN_PART else Fault("", advice.repair, cause)
-        fits.append(Fault(f"is {words}", why.repair, why.cause, names_ranks=made.names_ranks, explains=True))
-    return fits
+        faults.append(Fault(f"is {words}", why.repair, why.cause, names_ranks=made.names_ranks, explains=True))
+    return faults
 
 
 def collectives_fault(
-    when: str, found: Sequence[Collective], wanted: Sequence[Collective], again: Sequence[Collective] = ()
+    when: str, found: Sequence[Collective], wanted: Sequence[Collective], allowed_extra: Sequence[Collective] = ()
 ) -> Fault | None:
-    """What is wrong with the collectives of a pass; None if they are the ``wanted`` ones, in any order, or those and
-    ``again``.
+    """Find what is wrong with the collectives of a pass.
 
-    A reduce-scatter and an all-gather of the same tensor stand for an all-reduce, which is made of them.
+    Their order doesn't matter.  A reduce-scatter and an all-gather of the same tensor count as the all-reduce that they
+    make.
+
+    Args:
+        when: the pass, as a message calls it; it ends with "forward" or "backward".
+        found: the collectives that ran.
+        wanted: those of our run.
+        allowed_extra: collectives that may run beside those.
+
+    Returns: what is wrong, or None if nothing is.
     """
     if any(c.kind == "reduce-scatter" for c in wanted):
-        # Every rank's share to that rank, which adds them up itself: the same bytes.
+        # An all-to-all sends each share to its rank, which adds the shares up itself: as many bytes.
         found = [Collective("reduce-scatter", c.payload_bytes) if c.kind == "all-to-all" else c for c in found]
     else:
         found = _as_all_reduces(found)
-    if sorted(map(str, found)) in (sorted(map(str, wanted)), sorted(map(str, [*wanted, *again]))):
+    if sorted(map(str, found)) in (sorted(map(str, wanted)), sorted(map(str, [*wanted, *allowed_extra]))):
         return None
-    right = "the result is right" if when.endswith("forward") else "the numbers are right"  # gradients come later
+    # Forward's collectives are judged before the gradients, so only the result is known to be right then.
+    right = "the result is right" if when.endswith("forward") else "the numbers are right"
     if sorted(c.kind for c in found) == sorted(c.kind for c in wanted):
         sent, enough = sum(c.payload_bytes for c in found), sum(c.payload_bytes for c in wanted)
         return Fault(f"{right}, but {when} sends {sent:,} B ({text_of(found)})", cause=f"{enough:,} B are enough")
@@ -151,7 +185,7 @@ def collectives_fault(
 
 
 def _as_all_reduces(collectives: Sequence[Collective]) -> list[Collective]:
-    """Pairs of a reduce-scatter and an all-gather of one size as the all-reduce that they are."""
+    """Replace each pair of a reduce-scatter and an all-gather of the same size by the all-reduce that they make."""
     left = list(collectives)
     for scatter in [c for c in left if c.kind == "reduce-scatter"]:
         gather = Collective("all-gather", scatter.payload_bytes)
@@ -163,7 +197,7 @@ def _as_all_reduces(collectives: Sequence[Collective]) -> list[Collective]:
 
 
 def text_of(collectives: Sequence[Collective]) -> str:
-    """How many of each kind, in words."""
+    """Say in words how many collectives of each kind there are: "1 all-gather, 2 all-reduces"."""
     kinds = sorted(c.kind for c in collectives)
     counts = {kind: kinds.count(kind) for kind in kinds}
     parts = [f"{n} {kind}" if n == 1 else f"{n} {kind}s" for kind, n in counts.items()]
@@ -171,12 +205,15 @@ def text_of(collectives: Sequence[Collective]) -> str:
 
 
 def result_of(seen: Watch) -> str:
-    """The collective of a pass in words, if it ran one that sums or joins; "" otherwise."""
+    """Name the collective whose result a pass may return: "the all-reduce".
+
+    It is "" unless the pass ran exactly one kind of all-reduce, all-gather and reduce-scatter.
+    """
     kinds = sorted({c.kind for c in seen.collectives} & {"all-reduce", "all-gather", "reduce-scatter"})
     return f"the {kinds[0]}" if len(kinds) == 1 else ""
 
 
 def assigned(seen: Watch) -> str:
-    """A guess at where a None comes from, of a pass that ran a collective."""
+    """Guess, in words, where a result or gradient of None comes from, after a pass that ran a collective."""
     name = f"dist.{seen.collectives[-1].kind.replace('-', '_')}"
     return f"was the result of {name} assigned? It writes into the tensor that it is given, and returns None"

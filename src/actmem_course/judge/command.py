@@ -1,4 +1,7 @@
-"""A lab's command line: judge, hint, solution, watch.  Loads no torch: the ranks do."""
+"""The command line of a lab: judge it, watch it, judge our solution, give a hint.
+
+Loads no torch: the judge's process does.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +25,21 @@ from actmem_course.judge.report import Report
 from actmem_course.judge.verdict import PASSED, SKIPPED, WRONG, Verdict
 from actmem_tools.command_line import screen
 
-#: Between two looks at the learner's file.
+#: With --watch, seconds between two looks at the learner's file.
 _LOOK_SECONDS = 0.1
-#: So long after it was emptied, a file is taken to be empty.
+#: A file of no bytes is taken to be empty after so many seconds: many editors empty a file before they write it.
 _EMPTY_SECONDS = 2.0
+#: What ``_stamp`` returns for an empty file.
 _EMPTY = (0, 0)
 
 
 def main(functions: dict) -> int:
-    """Judge the learner's file whose ``globals()`` are given.
+    """Run the command line of a lab's file.
 
-    Returns the exit code: 0 all passed, 1 something to do.  Wrong use ends the process with 2.
+    Args:
+        functions: the file's ``globals()``.
+
+    Returns: the exit code: 0 if all exercises have passed, else 1.  Wrong use ends the process with 2.
     """
     script = Path(functions.get("__file__") or "a lab")
     doc = functions.get("__doc__") or ""
@@ -58,7 +65,7 @@ def main(functions: dict) -> int:
         with signals_end():
             code = judging.watch() if args.watch else judging.once()
         sys.stdout.flush()
-    except BrokenPipeError:  # who read the output has enough
+    except BrokenPipeError:  # nobody reads the output any more
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
     except OSError as error:
@@ -71,19 +78,27 @@ def main(functions: dict) -> int:
 
 
 class _Judging:
-    """One file, what judges it, and what is said of it."""
+    """Judges one file, once or whenever it is saved, and reports.
+
+    Args:
+        lab: the file's lab.
+        exercises: those to judge.
+        args: the command line's options.
+        script: the learner's file.
+        size: how many ranks there are.
+    """
 
     def __init__(self, lab: Lab, exercises: tuple[Exercise, ...], args, script: Path, size: int):
         self.lab, self.exercises, self.args, self.script, self.size = lab, exercises, args, script, size
         self.process = JudgeProcess()
-        #: What is judged.
+        #: The file that is judged: the learner's, or our solution.
         self.file = Path(__file__).parent / "solutions" / f"{lab.name}.py" if args.solution else script
-        #: Ready to take over, while somebody watches, from a process that ends over an answer.
+        #: With --watch, a second process, which takes over at once if an answer ends the first one.
         self.spare = JudgeProcess()
 
     @property
     def progress(self) -> LearnerProgress:
-        """As it is now: the learner may have a hint from, or watch another lab in, another terminal."""
+        """The learner's progress, read from its file each time, because commands in other terminals write it too."""
         return LearnerProgress(self.script)
 
     def end(self) -> None:
@@ -92,7 +107,7 @@ class _Judging:
         self.spare.end()
 
     def once(self) -> int:
-        """Judge."""
+        """Judge the file once, and return the exit code."""
         source, report = self.file.read_bytes(), self._report()
         self._verdicts(report, source, changed_only=False)
         report.end()
@@ -100,7 +115,7 @@ class _Judging:
         return 0 if report.all_passed else 1
 
     def on_this_rank(self) -> int:
-        """Judge as one of torchrun's ranks."""
+        """Judge the file as one of torchrun's ranks, and return the exit code."""
         from actmem_course.judge.real_ranks import judge_on_this_rank  # which loads torch
 
         report = self._report() if _speaks() else Report(self.lab, "", len(self.exercises))
@@ -110,7 +125,10 @@ class _Judging:
         return code
 
     def watch(self) -> int:
-        """Judge whenever the file is saved, by a process that stays; what has not changed since keeps its verdict."""
+        """Judge whenever the file is saved, without end, in a process that stays.
+
+        An exercise whose text hasn't changed keeps its verdict.
+        """
         console = screen(highlight=False, emoji=False)
         console.print(Text(f"watching {typed(self.script)}: save it and it is judged; Ctrl-C ends this", style="dim"))
         before: tuple[int, int] | None = None
@@ -126,7 +144,7 @@ class _Judging:
                 continue
             try:
                 source = self.script.read_bytes()
-            except FileNotFoundError:  # an editor is about to put the new one in its place
+            except FileNotFoundError:  # an editor is about to put a new file there
                 continue
             before, began, report = now, time.monotonic(), self._report()
             try:
@@ -152,8 +170,15 @@ class _Judging:
         return report
 
     def _verdicts(self, report: Report, source: bytes, **more: Any) -> None:
-        """Every exercise's verdict.  One that ends the process, or takes too long, gets its own; the rest, another
-        process."""
+        """Have all exercises judged, and show each verdict.
+
+        If an exercise ends the process or takes too long, its verdict says so, and another process judges the rest.
+
+        Args:
+            report: shows the verdicts.
+            source: the file's text.
+            more: further arguments of ``JudgeProcess.ask``.
+        """
         left, endless = list(self.exercises), list[str]()
         while left:
             report.begin("judging")
@@ -163,7 +188,7 @@ class _Judging:
                     str(self.file.resolve()),
                     do="judge",
                     lab=self.lab.name,
-                    # Not for the process to read: while an editor writes the file, it would read another text.
+                    # The process doesn't read the file itself: an editor may have written another text by then.
                     source=source.decode("latin-1"),
                     size=self.size,
                     only=[exercise.number for exercise in left],
@@ -177,20 +202,20 @@ class _Judging:
             except Stuck as stuck:
                 self._replace()
                 shown = {verdict.exercise for verdict in report.verdicts}
-                left = [one for one in self.exercises if one.number not in shown]
-                if not running and not shown:  # it ended before any of them began: the file's own statements do that
+                left = [exercise for exercise in self.exercises if exercise.number not in shown]
+                if not running and not shown:  # it ended before any exercise began: the file's own statements end it
                     why = str(stuck)
                     for exercise in left:
                         report.show(Verdict(exercise.number, exercise.function, SKIPPED, why))
                         why = ""
                     return
-                ended = next((one for one in left if one.number == running), left[0])
+                ended = next((exercise for exercise in left if exercise.number == running), left[0])
                 report.show(Verdict(ended.number, ended.function, WRONG, str(stuck)))
                 endless.append(ended.function)
                 left.remove(ended)
 
     def _replace(self) -> None:
-        """End the process; the spare takes its place."""
+        """End the process, and put the spare in its place."""
         self.process.end()
         self.process, self.spare = self.spare, self.process
 
@@ -205,7 +230,7 @@ class _Judging:
             report.show(verdict, self.progress.tell(verdict, message["unchanged"], everything))
 
     def _keep(self, report: Report) -> None:
-        """Write the verdicts, and remember what has passed."""
+        """Write the verdicts as JSON if that was asked for, and remember which exercises have passed."""
         if self.args.json:
             write_text(self.args.json, report.json())
         if self.args.solution:
@@ -220,8 +245,10 @@ class _Judging:
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
-    """What changes when a file is saved; None while it isn't there, or was emptied a moment ago, as many editors do
-    first."""
+    """Return what changes when a file is saved: its time and its size.
+
+    It is None if the file isn't there, or was emptied a moment ago, as many editors do before they write it.
+    """
     try:
         state = path.stat()
     except OSError:
@@ -232,12 +259,12 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 
 def _speaks() -> bool:
-    """Whether this is the only process, or rank 0 of torchrun's."""
+    """Return whether this process prints: it is the only one, or rank 0 of torchrun's."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def _size(lab: Lab, args, real: bool) -> int:
-    """How many ranks.  Raises ConfigError if that doesn't fit to how this was started."""
+    """Return on how many ranks the file is judged.  Raises ConfigError on options that don't go with torchrun."""
     if real and args.watch:
         raise ConfigError("watch", "needs no torchrun: ranks that stay are threads of one process")
     if lab.one_process:

@@ -1,4 +1,4 @@
-"""Are two tensors equal up to rounding, and if not, how do they differ?"""
+"""Compare what a learner's function returns with what is right: equal up to rounding, or different in which way."""
 
 from __future__ import annotations
 
@@ -13,16 +13,23 @@ from torch import Tensor
 
 from actmem_course.judge.verdict import Fault, Wrong
 
-#: In float64 the order of summation changes the last digits only.
+#: Tolerance in float64, beside the largest value: the order of summation changes only later digits.
 ROUNDING = 1e-9
-#: What float32 leaves of a number, and more than the 1e-6 that many add to a norm before they divide by it.
+#: Tolerance for what is computed in float32.  It is above the 1e-6 that many add to a norm before they divide by it.
 SINGLE_PRECISION = 1e-5
-#: A sentence lists rows if they are no more stretches than this.
+#: A sentence lists the wrong rows if they form at most so many ranges.
 _MOST_RANGES = 4
 
 
 def close(found: Tensor, expected: Tensor, tolerance: float = ROUNDING) -> bool:
-    """Same shape, and equal up to rounding beside the largest value."""
+    """Return whether two tensors have the same shape, and values that are equal up to rounding.
+
+    Args:
+        found: any tensor.
+        expected: what it should be.
+        tolerance: the largest difference of two values, as a share of the largest expected value, or of 1 if that is
+            larger.
+    """
     if found.shape != expected.shape:
         return False
     scale = max(1.0, expected.abs().max().item() if expected.numel() else 0.0)
@@ -30,23 +37,30 @@ def close(found: Tensor, expected: Tensor, tolerance: float = ROUNDING) -> bool:
 
 
 def summed(tensors: Iterable[Tensor]) -> Tensor:
-    """The sum over the ranks, of a tensor for each rank."""
+    """Add up tensors, one of each rank."""
     return reduce(torch.add, tensors)
 
 
 def grad_of(tensor: Tensor) -> Tensor:
-    """The gradient that a backward of ours has just left in a tensor."""
+    """Return a tensor's gradient, where a backward pass of ours has just left one."""
     assert tensor.grad is not None
     return tensor.grad
 
 
 def dtype_name(x: Tensor | torch.dtype) -> str:
-    """``float32``, of a tensor or a dtype."""
+    """Name a dtype, or a tensor's dtype, without ``torch.``: "float32"."""
     return str(x.dtype if isinstance(x, Tensor) else x).removeprefix("torch.")
 
 
 def check_plain_tensor(what: str, found: Any) -> Tensor:
-    """``found`` without its graph.  Raises Wrong unless it is a tensor, and this rank's alone."""
+    """Detach a tensor that a learner's function returned.
+
+    Args:
+        what: its name, for the error's message.
+        found: what was returned.
+
+    Raises: Wrong unless it is a plain tensor: None, a DTensor and other types are not.
+    """
     if found is None:
         raise Wrong(f"{what} is None", "is a return missing?")
     if type(found).__name__ == "DTensor":
@@ -60,14 +74,27 @@ def check_plain_tensor(what: str, found: Any) -> Tensor:
 
 
 def check_tensors(found: Any, names: str, count: int = 2) -> Sequence[Tensor]:
-    """Several tensors that a function returns.  Raises Wrong unless they are so many.  names: theirs, in words."""
+    """Return what a learner's function returned, if it is several tensors.
+
+    Args:
+        found: what was returned.
+        names: the tensors' names, in words.
+        count: how many they should be.
+
+    Raises: Wrong unless it is a tuple or a list of so many tensors.
+    """
     if isinstance(found, (tuple, list)) and [isinstance(part, Tensor) for part in found] == [True] * count:
         return found
     raise Wrong(f"expected {count} tensors: {names}", "is a return missing?" if found is None else "")
 
 
 def another_kind(expected: str, found: object) -> Wrong:
-    """What to raise where another kind of thing comes back."""
+    """Make the exception for a result of the wrong type.
+
+    Args:
+        expected: the right type, in words: "a list".
+        found: what was returned.
+    """
     advice = "is a return missing?" if found is None else ""
     if isinstance(found, Iterator):
         advice = "put list(…) around it"
@@ -75,7 +102,14 @@ def another_kind(expected: str, found: object) -> Wrong:
 
 
 def check_whole_number(what: str, value: Any) -> int:
-    """``value`` as an int; numpy's integers are whole numbers as well.  Raises Wrong unless it is one."""
+    """Return a whole number that a learner's function returned, as an int.  It may be numpy's or torch's.
+
+    Args:
+        what: its name, for the error's message.
+        value: what was returned.
+
+    Raises: Wrong unless it is a whole number, and not absurdly large.
+    """
     if value is None:
         raise Wrong(f"{what} is None", "is a return missing?")
     try:
@@ -92,7 +126,16 @@ def check_whole_number(what: str, value: Any) -> int:
 
 
 def difference(found: Tensor, expected: Tensor, t: int = 1, sizes: Collection[int] = ()) -> Fault:
-    """How ``found`` differs from ``expected``, to follow its name.  sizes: over what a mean may be taken."""
+    """Describe how a tensor differs from what it should be.
+
+    Args:
+        found: a tensor that isn't close to ``expected``.
+        expected: what it should be.
+        t: how many ranks there are, which may explain a factor.
+        sizes: how many elements a mean may have been taken over by mistake.
+
+    Returns: a fault whose symptom follows the tensor's name in a sentence: "has shape …", "is twice what …".
+    """
     if found.shape != expected.shape:
         transposed = found.dim() == 2 and close(found.t(), expected)
         shapes = f"has shape {list(found.shape)}; expected {list(expected.shape)}"
@@ -122,12 +165,12 @@ def difference(found: Tensor, expected: Tensor, t: int = 1, sizes: Collection[in
 
 
 def is_mean(ratio: float, sizes: Collection[int]) -> bool:
-    """Whether a factor is one over a number of elements."""
+    """Return whether ``ratio`` is 1/n for one of the numbers of elements n in ``sizes``."""
     return any(math.isclose(ratio * n, 1) for n in sizes if n > 1)
 
 
 def factor(found: Tensor, expected: Tensor) -> float | None:
-    """The number c with found = c · expected, None if there is no such number."""
+    """Return the number c for which found = c · expected; None if there is no such number."""
     norm = (expected * expected).sum().item()
     if not norm or found.shape != expected.shape:
         return None
@@ -136,7 +179,12 @@ def factor(found: Tensor, expected: Tensor) -> float | None:
 
 
 def times(ratio: float, t: int = 1) -> str:
-    """A factor in words, as a power of t where it is one: ``1/t of`` or ``t times``."""
+    """Write a factor in words that "what it should be" can follow: "twice", "1/3 of", "1/t (here 1/4) of".
+
+    Args:
+        ratio: the factor.
+        t: how many ranks there are; with more than one, powers of t are called so.
+    """
     named = {-1.0: "the negative of", 0.5: "half", 2.0: "twice"}
     if t > 1:
         named |= {
@@ -152,7 +200,7 @@ def times(ratio: float, t: int = 1) -> str:
 
 
 def _ranges(numbers: list[int]) -> str:
-    """Whole numbers in order as ranges: 0 to 3, 6."""
+    """Write ascending whole numbers as ranges: "0 to 3, 6"."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and number == parts[-1][-1] + 1:

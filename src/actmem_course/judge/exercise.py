@@ -1,7 +1,6 @@
-"""What an exercise is made of: what is asked, which chapter explains it, its hints, and mistakes that somebody has
-stated, each an edit of our solution.
+"""What a lab and its exercises are made of: what is asked, where it is explained, the hints, and the stated mistakes.
 
-Loads no torch.
+A stated mistake is one that we expect of a learner.  It is written as an edit of our solution.  Loads no torch.
 """
 
 from __future__ import annotations
@@ -18,7 +17,10 @@ from actmem.config import ConfigError
 
 @cache
 def hints() -> dict[str, tuple[str, ...]]:
-    """Of each exercise, from a nudge to nearly the answer: in ``hints.md`` the items of the list below its heading."""
+    """Read the hints of all exercises from ``hints.md``, where they are the items of a list below each heading.
+
+    Returns: by the exercise's number, its hints, from a nudge to nearly the answer.
+    """
     text = (Path(__file__).parent / "hints.md").read_text(encoding="utf-8")
     _, *parts = re.split(r"^## (\S+).*", text, flags=re.MULTILINE)
     lists = (re.split(r"^- ", part, flags=re.MULTILINE)[1:] for part in parts[1::2])
@@ -27,11 +29,16 @@ def hints() -> dict[str, tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class Exercise:
-    """One function to write, and how it is judged.
+    """A function to write, and how it is judged.
 
-    case: its name in the lab's file of cases, if that isn't the function's.  section: of the chapter to read, and
-    chapter the chapter, if it isn't the lab's.  seconds: a rank that works on it for longer is taken to be stuck.
-    takes_group: it is handed a process group, and is judged on several.
+    Attributes:
+        number: as "2.1".
+        function: its name.
+        section: the heading of the section that explains it.
+        case: the name of its case in the lab's file of cases; "" if it is the function's name.
+        seconds: if a rank works on it for longer, it is taken to be stuck.
+        takes_group: whether the function is given a process group.  It is then judged on several groups.
+        chapter: the notebook that the section is in; "" if it is the lab's.
     """
 
     number: str
@@ -45,10 +52,16 @@ class Exercise:
 
 @dataclass(frozen=True)
 class Lab:
-    """A lab: its exercises in order.
+    """A lab.
 
-    one_process: it needs no ranks.  fewest_virtual: it is judged on no fewer virtual ranks, because a mistake is
-    none on fewer.  mistakes: by exercise, the likelier first.
+    Attributes:
+        name: its file's name without ``.py``.
+        title: as it is printed.
+        chapter: the notebook that explains it, without ``.ipynb``.
+        exercises: in their order.
+        one_process: whether it runs without ranks and process groups.
+        fewest_virtual: it is judged on at least so many virtual ranks, because on fewer some mistake changes nothing.
+        mistakes: the stated mistakes by exercise's number, the likelier first.
     """
 
     name: str
@@ -60,7 +73,14 @@ class Lab:
     mistakes: dict[str, tuple[Mistake, ...]] = field(default_factory=dict, compare=False)
 
     def choose(self, numbers: list[str], argument: str) -> tuple[Exercise, ...]:
-        """The exercises of these numbers, all if there are none.  Raises ConfigError on an unknown number."""
+        """Return some of the exercises.
+
+        Args:
+            numbers: theirs; an empty list stands for all.
+            argument: the option that the numbers were given by, for the error's message.
+
+        Raises: ConfigError on an unknown number.
+        """
         if not numbers:
             return self.exercises
         known = [exercise.number for exercise in self.exercises]
@@ -71,19 +91,19 @@ class Lab:
 
 
 class Mistake:
-    """A mistake.
+    """A stated mistake.
 
     Args:
         cause: what in the code is wrong, in a learner's words.
         repair: what to do; "" if the cause says it.
-        edits: ways to make the mistake: each has pieces of our solution, and what to put in place of them.
+        edits: ways to write the mistake.  Each maps pieces of our solution's text to what stands in place of them.
     """
 
     def __init__(self, cause: str, repair: str, *edits: Mapping[str, str]):
         self.cause, self.repair, self.edits = cause, repair, edits
 
     def sources(self, solution: str) -> Iterator[str]:
-        """The text of our solution after each edit."""
+        """Yield the text of our solution after each of the edits."""
         for edit in self.edits:
             edited = solution
             for old, new in edit.items():
@@ -93,20 +113,29 @@ class Mistake:
 
 
 def replacing(old: str, *mistakes: tuple[str, str, str]) -> list[Mistake]:
-    """Mistakes that put something else in place of one piece of our solution.
+    """Make mistakes that each put something else in place of the same piece of our solution.
 
-    mistakes: cause, repair and the new piece of each.
+    Args:
+        old: the piece of our solution's text.
+        mistakes: the cause, the repair and the new piece of each.
     """
     return [Mistake(cause, repair, {old: new}) for cause, repair, new in mistakes]
 
 
 def ways(old: str, *new: str) -> list[Mapping[str, str]]:
-    """Edits that each put something else in place of one piece of our solution."""
-    return [{old: one} for one in new]
+    """Make edits that each put another text in place of the same piece of our solution."""
+    return [{old: text} for text in new]
 
 
 def names_of(source: str, file: str) -> dict | None:
-    """What an edited solution defines; None if it can't be run."""
+    """Run the text of an edited solution.
+
+    Args:
+        source: the text.
+        file: what the solution takes for its own file.
+
+    Returns: the names that it defines; None if it raises.
+    """
     names = {"__name__": "edited", "__file__": file}
     try:
         for definition in source.split("\n\n\n"):
@@ -118,6 +147,6 @@ def names_of(source: str, file: str) -> dict | None:
 
 @lru_cache(maxsize=5000)
 def _compiled(definition: str) -> CodeType:
-    """One edit differs from the next in a definition or two, and to compile all of them takes longer than many a
-    case."""
+    """Compile a definition, once: edits differ from each other in one or two definitions, and compiling all of them
+    takes longer than most cases."""
     return compile(definition, "<an edit of ours>", "exec")

@@ -1,4 +1,4 @@
-"""The loop: each exercise in order, on all ranks, to one verdict."""
+"""Judge the exercises of a learner's file, each on all virtual ranks, and put into words what the ranks raised."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from actmem_course.judge.exercise import Exercise, Lab
-from actmem_course.judge.naming import Naming
+from actmem_course.judge.naming import ExerciseJudge
 from actmem_course.judge.outline import solution_module
 from actmem_course.judge.verdict import (
     BLOCKED,
@@ -32,35 +32,42 @@ from actmem_course.judge.virtual import VirtualRank, VirtualRanks
 class Judge:
     """Judges a learner's file on virtual ranks.
 
-    spaces: the names of the learner's file, for each rank its own.  texts: the text of each.  passed: functions
-    known to be right.  progress: called while it moves on.
+    Args:
+        lab: the file's lab.
+        spaces: for each rank, the names that the file has defined there; each rank has run the file by itself.
+        progress: called while an exercise is judged, so that somebody sees that the judge is at work.
+
+    Attributes:
+        texts: the text of each name's definition.
+        ranks: the virtual ranks.
+        one: a single virtual rank, for exercises without collectives.
+        passed: names of functions that are known to be right.
+        endless: names of functions that don't come to an end.
     """
 
     def __init__(self, lab: Lab, spaces: list[dict], progress: Callable[[], None] = lambda: None):
         self.lab, self.spaces = lab, spaces
         self.texts: Mapping[str, str] = {}
         self.ranks = VirtualRanks(len(spaces), lab.one_process)
-        #: For a case of one rank's own: what has no collective needs no others.
         self.one = VirtualRanks(1, lab.one_process)
         self.passed: set[str] = set()
-        #: Functions that don't come to an end.
         self.endless: set[str] = set()
         self._judged: set[str] = set()
         self._progress = progress
 
     @property
     def running(self) -> VirtualRank | None:
-        """The rank whose turn it is."""
+        """The virtual rank whose turn it is, if a case runs."""
         return self.one.running or self.ranks.running
 
     def judge(self, exercise: Exercise) -> Verdict:
-        """The verdict of all ranks.
+        """Judge an exercise on all ranks.
 
-        It is judged with our own functions in place of those others that it uses and that have not passed, so that
-        what fails is to blame itself; what passes so waits for them.
+        If its function uses functions of other exercises that haven't passed, ours run in their place, so that only its
+        own mistakes count.  If it is right then, its status is "blocked" until those others pass.
         """
         self._judged.add(exercise.number)
-        for other in self._unproven(exercise):  # one that nobody asked for isn't to blame if it is right
+        for other in self._unproven(exercise):  # it may be right, and nobody asked for its verdict yet
             if other.number not in self._judged and other.function not in self.endless:
                 self.judge(other)
         unproven = self._unproven(exercise)
@@ -77,53 +84,53 @@ class Judge:
         return verdict
 
     def know(self, exercise: Exercise, verdict: Verdict) -> None:
-        """Take over an earlier verdict, of a text that has not changed."""
+        """Take over a verdict of an exercise whose text hasn't changed since."""
         self._judged.add(exercise.number)
         if verdict.status == PASSED:
             self.passed.add(exercise.function)
 
     def _unproven(self, exercise: Exercise) -> list[Exercise]:
-        """The other exercises whose functions this one's uses, and that have not passed."""
+        """List the other exercises whose functions this one's function uses, and that haven't passed."""
         right = {*self.passed, exercise.function}
         others = {e.function: e for e in self.lab.exercises if e.function not in right}
         space = self.spaces[0]
         return [others[name] for name in others if name in names_used_by(space.get(exercise.function), space, others)]
 
     def reads(self, exercise: Exercise) -> list[str]:
-        """The text of an exercise's function, and of everything of the file that it uses."""
+        """List the texts of an exercise's function and of everything in the file that it uses."""
         names = self.spaces[0]
         used = {exercise.function, *names_used_by(names.get(exercise.function), names)}
         return [self.texts.get(name, "") for name in sorted(used)]
 
     def _once(self, exercise: Exercise) -> Verdict:
-        """The case with the learner's functions, beside the case with ours."""
-        naming = Naming(exercise, self.ranks if exercise.takes_group else self.one, self._progress)
+        """Run the case with the learner's functions on each group, and compare it with the run of ours."""
+        judge = ExerciseJudge(exercise, self.ranks if exercise.takes_group else self.one, self._progress)
         remark = ""
-        for group in naming.groups():
-            found = naming.run(self.spaces, group)
-            outcomes = [outcome_of(exercise, self.spaces[k], k, error) for k, error in enumerate(found.errors)]
+        for group in judge.groups():
+            learners = judge.run(self.spaces, group)
+            outcomes = [outcome_of(exercise, self.spaces[k], k, error) for k, error in enumerate(learners.errors)]
             faults = [outcome for outcome in outcomes if outcome and outcome.status != PASSED]
             mistake = None
             if not any(outcome.everywhere or outcome.status == OPEN for outcome in faults):
-                finding, mistake = naming.diagnosis(found, group)
+                finding, mistake = judge.diagnosis(learners, group)
                 if finding:
                     faults = [Outcome(0, WRONG, finding, everywhere=True)]
             if faults:
                 verdict = verdict_of(exercise, faults if faults[0].everywhere else outcomes)
                 if mistake:
                     verdict = replace(verdict, status=WRONG, cause=mistake.cause, repair=mistake.repair)
-                outside = any(isinstance(error, OtherGroup) for error in found.errors)
+                outside = any(isinstance(error, OtherGroup) for error in learners.errors)
                 if group and verdict.status != OPEN and not outside:
                     return verdict_with(exercise, WRONG, on_another_group(group, verdict), verdict.where)
                 return verdict
             if None in outcomes:
                 return verdict_of(exercise, outcomes)
-            remark = remark or found.remark
+            remark = remark or learners.remark
         return Verdict(exercise.number, exercise.function, PASSED, remark)
 
     @contextmanager
     def _ours(self, names: Iterable[str]) -> Iterator[None]:
-        """Put our own functions in place of the learner's while the block runs."""
+        """Make a context in which our own functions of these names stand in place of the learner's."""
         solutions, before = vars(solution_module(self.lab.name)), [dict(space) for space in self.spaces]
         for space in self.spaces:
             space.update({name: solutions[name] for name in names})
@@ -136,7 +143,12 @@ class Judge:
 
 
 def verdict_of(exercise: Exercise, found: Sequence[Outcome | None]) -> Verdict:
-    """One verdict of what each rank found; None if it stopped because another did."""
+    """Make one verdict out of what each rank found.
+
+    Args:
+        exercise: the exercise.
+        found: for each rank, its outcome; None if it stopped because another rank did.
+    """
     outcomes = [outcome for outcome in found if outcome is not None]
     worst = max(outcomes, key=lambda outcome: _RANKING.index(outcome.status), default=None)
     if worst is None or worst.status == PASSED and len(outcomes) < len(found):
@@ -149,9 +161,8 @@ def verdict_of(exercise: Exercise, found: Sequence[Outcome | None]) -> Verdict:
 
 
 def verdict_with(exercise: Exercise, status: str, finding: Fault, where: str = "") -> Verdict:
-    """The verdict that says a finding."""
-    said = finding.symptom, where, finding.cause, finding.repair
-    return Verdict(exercise.number, exercise.function, status, *said)
+    """Make the verdict that tells a learner of ``finding``.  where: file and line, or ""."""
+    return Verdict(exercise.number, exercise.function, status, finding.symptom, where, finding.cause, finding.repair)
 
 
 _RANKING = (PASSED, WRONG, ERROR, OPEN)
@@ -159,7 +170,15 @@ _RANKING = (PASSED, WRONG, ERROR, OPEN)
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one rank found.  everywhere: the finding speaks of all ranks already."""
+    """What one rank found.
+
+    Attributes:
+        rank: the rank's number.
+        status: PASSED, WRONG, ERROR or OPEN.
+        finding: what is wrong, if anything is.
+        where: file and line, or "".
+        everywhere: whether the finding is about all ranks, so that its words needn't name this rank.
+    """
 
     rank: int
     status: str
@@ -169,7 +188,16 @@ class Outcome:
 
 
 def outcome_of(exercise: Exercise, functions: dict, rank: int, error: BaseException | None) -> Outcome | None:
-    """What the exception that ended a rank's run says of its answer; None if it stopped because another rank did."""
+    """Interpret how a rank's run of a case ended.
+
+    Args:
+        exercise: the exercise.
+        functions: the names of the learner's file.
+        rank: the rank's number.
+        error: the exception that ended the run; None if nothing did.
+
+    Returns: the rank's outcome; None if it stopped because another rank did.
+    """
     if error is None:
         return Outcome(rank, PASSED)
     if isinstance(error, PeerStopped):
@@ -182,7 +210,12 @@ def outcome_of(exercise: Exercise, functions: dict, rank: int, error: BaseExcept
 
 
 def on_another_group(name: str, verdict: Verdict) -> Fault:
-    """What is right on all ranks in their order, and wrong on others."""
+    """Describe an answer that is right on all ranks in their order, and wrong on another group.
+
+    Args:
+        name: the other group's name.
+        verdict: what is wrong there.
+    """
     cause = "the number of ranks, the rank or a collective is that of all ranks, not of group"
     repair = (
         "take the number of ranks from dist.get_world_size(group) and the rank from dist.get_rank(group), and pass "
@@ -195,7 +228,7 @@ def on_another_group(name: str, verdict: Verdict) -> Fault:
     return Fault(symptom, repair, f"{cause}. There: {there}" if there else cause)
 
 
-#: What torch says of a source that is no rank of the group.
+#: A part of torch's message about a source that isn't a rank of the group.
 _NO_MEMBER = "not part of group"
 
 
@@ -204,7 +237,7 @@ def _from_error(exercise: Exercise, functions: dict, rank: int, error: BaseExcep
     own = [frame for frame in frames if frame.filename == functions.get("__file__")]
     where = f"{os.path.basename(own[-1].filename)}:{own[-1].lineno}" if own and own[-1].lineno else ""
     line = (own[-1].line or "") if own else ""
-    # By the line, because torch raises NotImplementedError too, from code that has no frame.
+    # The line must raise it: torch raises NotImplementedError too, from C++ code that has no frame here.
     if isinstance(error, NotImplementedError) and own and own[-1] == frames[-1] and line.startswith("raise "):
         other = own[-1].name
         text = "" if other == exercise.function else f"it calls {other}, which is not written yet"
@@ -224,17 +257,17 @@ def _from_error(exercise: Exercise, functions: dict, rank: int, error: BaseExcep
     if isinstance(error, TypeError) and not own and of_arguments:
         words = f"the lab passes other arguments than this function takes: {clipped(message)}"
         return Outcome(rank, ERROR, Fault(words), where)
-    # Nothing of the learner's on the stack: the check stumbles over what came back, or backward's C++ side does.
+    # Without a line of the learner's on the stack, the case or backward's C++ code failed on what was returned.
     before = f"“{line}” raises " if own else "what it returns cannot be used: "
     if len(own) > 1:
         before = f"“{line}”, called in line {own[-2].lineno}, raises "
-    said = f"{type(error).__name__}: {clipped(message)}" if message else type(error).__name__
+    text = f"{type(error).__name__}: {clipped(message)}" if message else type(error).__name__
     by_name = "group stands where op belongs: pass group=group"
     repair = by_name if own and "incompatible function arguments" in message else ""
-    return Outcome(rank, ERROR, Fault(before + said, repair), where)
+    return Outcome(rank, ERROR, Fault(before + text, repair), where)
 
 
-#: What autograd says from C++, where no line of the learner's is on the stack, in the course's words.
+#: Messages that autograd raises from C++, with no line of the learner's on the stack, and the course's words for them.
 _AUTOGRAD = {
     "returned an incorrect number of gradients": "backward must return one gradient for each argument of forward, None "
     "for what has none",
@@ -251,8 +284,13 @@ _AUTOGRAD = {
 
 
 def names_used_by(function: object, functions: dict, but_not: Container[str] = ()) -> set[str]:
-    """All names of the learner's file that a function uses, directly or not.  but_not: names that are not looked
-    into."""
+    """List the names of the learner's file that a function uses, directly or through other functions of the file.
+
+    Args:
+        function: the function, or a class.
+        functions: the names of the learner's file.
+        but_not: names whose own definitions aren't looked into.
+    """
     used: set[str] = set()
     pending = [function]
     while pending:
@@ -265,7 +303,7 @@ def names_used_by(function: object, functions: dict, but_not: Container[str] = (
 
 
 def _names_in(item: object) -> Iterator[str]:
-    """Global names that the code of a function, or of a class's methods, mentions."""
+    """Yield the global names that occur in the code of a function, or of a class's methods."""
     if isinstance(item, type):
         for member in vars(item).values():
             if not isinstance(member, type):

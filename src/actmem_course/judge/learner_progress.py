@@ -1,9 +1,8 @@
-"""Which exercises have passed, over all labs, what was told of those that are wrong, and which hints were given.
+"""Remember what a learner has done in all labs.
 
-Loads no torch.
-
-It is kept beside the learner's copies, in ``my/.progress.json``: for each clone its own.  What is
-judged elsewhere is kept in the user's cache folder.
+That is which exercises have passed, what the learner has been told about those that are wrong, and which hints were
+given.  For files in ``my/`` it is kept in ``my/.progress.json``, so each clone has its own; for files elsewhere it is
+kept in the user's cache folder.  Loads no torch.
 """
 
 from __future__ import annotations
@@ -21,7 +20,18 @@ from actmem_course.judge.verdict import ERROR, PASSED, SKIPPED, WRONG, Verdict
 
 
 class LearnerProgress:
-    """What a learner has done.  script: the file that is judged; it decides where this is kept."""
+    """What a learner has done, as the file says it; methods that change it write the file.
+
+    Args:
+        script: the learner's file that is judged, which decides where this is kept.
+
+    Attributes:
+        path: the file that this is kept in.
+        passed: numbers of exercises that have passed.
+        hints: how many hints of each exercise were given, by its number.
+        wrong: for each exercise whose latest verdict was wrong, by its number: symptom, cause, repair, and how many of
+            cause and repair the learner was told.
+    """
 
     def __init__(self, script: Path):
         mine = script.resolve().is_relative_to(MINE.resolve())
@@ -30,12 +40,10 @@ class LearnerProgress:
         found = read_object(self.path)
         self.passed = set(found.get("passed", ()))
         self.hints: dict[str, int] = found.get("hints", {})
-        #: Of the latest verdict of an exercise that is wrong: symptom, cause, repair, and how many of the last two were
-        #: told.
         self.wrong: dict[str, list] = found.get("wrong", {})
 
     def note(self, verdicts: Iterable[Verdict]) -> None:
-        """Remember what has passed, and what no longer does.  What is not judged keeps its mark."""
+        """Remember which exercises have passed, and which no longer do.  Those that weren't judged stay as they are."""
         for verdict in verdicts:
             if verdict.status == PASSED:
                 self.passed.add(verdict.exercise)
@@ -45,47 +53,58 @@ class LearnerProgress:
         self._write()
 
     def tell(self, verdict: Verdict, unchanged: bool = False, everything: bool = False) -> list[str]:
-        """What the learner hears of a verdict now beside its symptom: nothing at first, then the cause, then the
-        repair.
+        """Decide what the learner is told about a verdict beside its symptom, and remember it.
 
-        unchanged: it is an earlier verdict once more.  everything: all of it.
+        The first time it is nothing, when the same verdict comes again the cause, and then the repair too.
+
+        Args:
+            verdict: the verdict.
+            unchanged: whether it is an earlier verdict of text that hasn't changed, which doesn't count as once more.
+            everything: whether to tell cause and repair at once.
+
+        Returns: the lines to tell.
         """
         if verdict.status not in (WRONG, ERROR):
             return []
         *before, told = self.wrong.get(verdict.exercise, [0])
-        own = [verdict.diagnosis, verdict.cause, verdict.repair]
-        told = told + (not unchanged) if before == own else 0
+        now = [verdict.diagnosis, verdict.cause, verdict.repair]
+        told = told + (not unchanged) if before == now else 0
         told = len(verdict.why) if everything else min(told, len(verdict.why))
-        self.wrong[verdict.exercise] = [*own, told]
+        self.wrong[verdict.exercise] = [*now, told]
         self._write()
         return verdict.why[:told]
 
     def next_hints(self, exercise: Exercise) -> list[str]:
-        """The hints and what was told of the latest verdict before, and the next one of both: the first hint, which
-        asks a question, then cause and repair, then the other hints, the last of which is nearly the answer."""
+        """Give one more hint for an exercise.
+
+        They come in this order: the first hint, which asks a question; cause and repair of the latest verdict, if it
+        was wrong; then the other hints, the last of which is nearly the answer.
+
+        Returns: everything that was given before, and the next one.
+        """
         *symptom, cause, repair, told = self.wrong.get(exercise.number) or ["", "", 0]
         why = Verdict(exercise.number, exercise.function, WRONG, cause=cause, repair=repair).why
-        own, count = hints()[exercise.number], self.hints.get(exercise.number, 0)
+        all_hints, count = hints()[exercise.number], self.hints.get(exercise.number, 0)
         if count and told < len(why):
             told += 1
             self.wrong[exercise.number] = [*symptom, cause, repair, told]
         else:
-            count = min(count + 1, len(own))
+            count = min(count + 1, len(all_hints))
             self.hints[exercise.number] = count
         self._write()
-        return [*own[:1][:count], *why[:told], *own[1:count]]
+        return [*all_hints[:1][:count], *why[:told], *all_hints[1:count]]
 
     def summary(self) -> str:
-        """All labs in a line."""
+        """Say in one line how many exercises have passed in all labs."""
         done = [sum(exercise.number in self.passed for exercise in lab.exercises) for lab in ALL_LABS]
         total = sum(len(lab.exercises) for lab in ALL_LABS)
         counts = (f"{lab.title.split()[1]} {n}/{len(lab.exercises)}" for lab, n in zip(ALL_LABS, done))
         return f"all labs: {sum(done)} of {total} exercises passed ({', '.join(counts)})"
 
     def next(self, lab: Lab) -> tuple[Lab, Exercise] | None:
-        """The first exercise of a lab that has not passed, or of all labs; None if all have."""
-        order = (lab, *ALL_LABS)
-        return next(((one, e) for one in order for e in one.exercises if e.number not in self.passed), None)
+        """Find the first exercise that hasn't passed, in this lab or else in all labs; None if all have passed."""
+        labs = (lab, *ALL_LABS)
+        return next(((each, e) for each in labs for e in each.exercises if e.number not in self.passed), None)
 
     def _write(self) -> None:
         try:
@@ -93,9 +112,9 @@ class LearnerProgress:
             kept = {"passed": sorted(self.passed), "hints": self.hints, "wrong": self.wrong}
             write_text(self.path, json.dumps(kept, indent=1) + "\n")
         except OSError:
-            pass  # where nothing can be written, nothing is remembered
+            pass  # if nothing can be written, nothing is remembered
 
 
 def reading(lab: Lab, exercise: Exercise) -> str:
-    """Where an exercise's idea is explained."""
+    """Name, in words, the notebook and the section that explain an exercise: ``notebooks/….ipynb, “…”``."""
     return f"notebooks/{exercise.chapter or lab.chapter}.ipynb, “{exercise.section}”"

@@ -1,4 +1,4 @@
-"""Where virtual ranks meet: what each brings and takes away, and what is said if they do different things."""
+"""Where virtual ranks meet in a collective: what each brings, what each takes away, and what if they don't match."""
 
 from __future__ import annotations
 
@@ -17,24 +17,32 @@ _REDUCE: dict[str, Any] = {
     "SUM": torch.add, "AVG": torch.add, "MAX": torch.maximum, "MIN": torch.minimum, "PRODUCT": torch.mul,
     "BAND": torch.bitwise_and, "BOR": torch.bitwise_or, "BXOR": torch.bitwise_xor,
 }  # fmt: skip
-#: What a rank waits in when it has left the learner's function.
+#: Stands for a collective where a rank waits for others after it has left the learner's function.
 RETURNED = "returned"
 
 
 def name_of(op: Any) -> str:
+    """Name a reduction of torch.distributed: "SUM"."""
     return getattr(getattr(op, "op", op), "name", "")
 
 
 def reduced(parts: list[Tensor], op: Any) -> Tensor:
+    """Reduce the ranks' tensors to one by an operation of torch.distributed, as ``ReduceOp.SUM``."""
     total = reduce(_REDUCE[name_of(op)], parts)
     return total / len(parts) if name_of(op) == "AVG" else total
 
 
 @dataclass
 class Meeting:
-    """One collective of one group: what each rank brought, and what each takes away.
+    """One collective of one group, in which its ranks meet.
 
-    said: by rank of the group, what it is about to do; if these differ, ``wrong`` is raised on every rank.
+    Attributes:
+        size: how many ranks must come.
+        make: takes what the ranks brought, by rank; returns what each takes away.
+        brought: what each rank brought, by its number in the group.
+        said: what each rank is about to do: the collective's kind, elements, dtype, further arguments, and the line.
+        made: what each rank takes away; None until all have come.
+        wrong: raised on every rank if what they are about to do doesn't match.
     """
 
     size: int
@@ -46,15 +54,23 @@ class Meeting:
 
     @property
     def over(self) -> bool:
+        """Whether all ranks have come."""
         return self.made is not None or self.wrong is not None
 
     def join(self, rank: int, said: tuple, brought: Any, numbers: Sequence[int]) -> None:
-        """A rank comes.  numbers: those of the group's ranks among all."""
+        """Let a rank come to the meeting; the last one makes what all take away.
+
+        Args:
+            rank: its number in the group.
+            said: what it is about to do (see ``Meeting.said``).
+            brought: the tensors that it brings.
+            numbers: for each rank of the group, its number among all ranks.
+        """
         self.brought[rank], self.said[rank] = brought, said
         if len(self.said) < self.size:
             return
-        if len({one[:-1] for one in self.said.values()}) > 1:
-            self.wrong = OutOfStep(mismatch({numbers[k]: one for k, one in self.said.items()}))
+        if len({call[:-1] for call in self.said.values()}) > 1:
+            self.wrong = OutOfStep(mismatch({numbers[k]: call for k, call in self.said.items()}))
         else:
             with no_dispatch_modes(), torch.no_grad():
                 self.made = self.make([self.brought[k] for k in range(self.size)])
@@ -62,27 +78,35 @@ class Meeting:
 
 
 def mismatch(said: dict[int, tuple]) -> str:
-    """What ranks that meet do, in words.  said: kind, elements, dtype, more, and the line."""
-    if len({one[0] for one in said.values()}) > 1:
+    """Say in words how ranks that meet don't match: in the collective, its arguments or its tensors.
+
+    Args:
+        said: what each rank is about to do (see ``Meeting.said``), by its number.
+    """
+    if len({call[0] for call in said.values()}) > 1:
         return deadlock(said)
     kind, *_, line = said[min(said)]
-    if len({one[1:3] for one in said.values()}) == 1:
-        others = "; ".join(f"rank {r} with {', '.join(map(str, one[3]))}" for r, one in sorted(said.items()))
-        return f"the ranks meet in {kind} with different arguments: {others} ({line})"
-    sizes = "; ".join(f"rank {r} hands it {one[1]:,} elements of {one[2]}" for r, one in sorted(said.items()))
+    if len({call[1:3] for call in said.values()}) == 1:
+        arguments = "; ".join(f"rank {r} with {', '.join(map(str, call[3]))}" for r, call in sorted(said.items()))
+        return f"the ranks meet in {kind} with different arguments: {arguments} ({line})"
+    sizes = "; ".join(f"rank {r} hands it {call[1]:,} elements of {call[2]}" for r, call in sorted(said.items()))
     return f"the ranks meet in {kind} with tensors that do not fit: {sizes} ({line})"
 
 
 def deadlock(said: dict[int, tuple]) -> str:
-    """What each rank waits in, in words.  said: kind first, and the line last."""
-    same: dict[tuple[str, str], list[int]] = {}
+    """Say in words what each rank waits in, where no rank can go on.
+
+    Args:
+        said: for each rank, by its number, a tuple that begins with the collective's kind and ends with the line.
+    """
+    ranks_at: dict[tuple[str, str], list[int]] = {}
     for rank, (kind, *_, line) in sorted(said.items()):
-        same.setdefault((kind, line), []).append(rank)
-    return "deadlock: " + "; ".join(_doing(kind, line, ranks) for (kind, line), ranks in same.items())
+        ranks_at.setdefault((kind, line), []).append(rank)
+    return "deadlock: " + "; ".join(_doing(kind, line, ranks) for (kind, line), ranks in ranks_at.items())
 
 
 def list_of_ranks(ranks: Sequence[int]) -> str:
-    """``rank 1``, ``ranks 0, 2``."""
+    """Write ranks in words: "rank 1", "ranks 0, 2"."""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 

@@ -1,4 +1,7 @@
-"""Which stated mistake does what the learner's answer does?"""
+"""Judge one exercise: run its case, compare the learner's run with ours, and find the stated mistake that explains it.
+
+A mistake explains a learner's run if our solution, edited so that it makes the mistake, does the same on every rank.
+"""
 
 from __future__ import annotations
 
@@ -22,23 +25,29 @@ from actmem_course.judge.outline import case_of, lab_of, mistakes_of, solution_m
 from actmem_course.judge.verdict import Fault, PeerStopped, Unlike
 from actmem_course.judge.virtual import VirtualRank, VirtualRanks
 
-#: What our own answers do, by exercise, number of ranks and group.
+#: Runs of our own solutions, by exercise, number of ranks and group.
 _OURS: dict[tuple, RunOutcome] = {}
 
 
-class Naming:
-    """Judges one exercise on virtual ranks.  progress: called while mistakes are tried."""
+class ExerciseJudge:
+    """Judges one exercise on virtual ranks.
+
+    Args:
+        exercise: the exercise.
+        ranks: the virtual ranks.
+        progress: called after each stated mistake that is tried, so that somebody sees that the judge is at work.
+    """
 
     def __init__(self, exercise: Exercise, ranks: VirtualRanks, progress: Callable[[], None]):
         self.exercise, self.ranks, self.progress = exercise, ranks, progress
         self.module = solution_module(lab_of(exercise).name)
 
     def groups(self) -> list[str]:
-        """On which groups the case runs, by their names: "" is all ranks in their order."""
+        """Name the process groups on which the case runs; "" stands for all ranks in their order."""
         return ["", name_of_subgroup(self.ranks.size)] if self.exercise.takes_group and self.ranks.size > 1 else [""]
 
     def ours(self, group: str) -> RunOutcome:
-        """What our own answer does."""
+        """Run the case with our own solution on a group, or return that run if it was made before."""
         key = self.exercise.number, self.ranks.size, group
         if key not in _OURS:
             outcome = self.run([vars(self.module)] * self.ranks.size, group)
@@ -48,44 +57,65 @@ class Naming:
             _OURS[key] = outcome
         return _OURS[key]
 
-    def run(self, spaces: list[dict], group: str, like: RunOutcome | None = None) -> RunOutcome:
-        """The case on every rank of a group.  like: what it is compared with; the run ends where it does something
-        else."""
+    def run(self, spaces: list[dict], group: str, reference: RunOutcome | None = None) -> RunOutcome:
+        """Run the case on every rank of a group.
+
+        Args:
+            spaces: for each rank, the names of the file that is judged.
+            group: the group's name, one of ``groups()``.
+            reference: a run to compare with: this one ends on a rank as soon as it sees something else there.
+        """
         runs: list[CaseRun | None] = [None] * self.ranks.size
 
         def job(rank: VirtualRank) -> Any:
-            seen = like.seen[rank.number] if like else None
-            run = CaseRun(spaces[rank.number], rank, group, like=seen)
+            seen = reference.seen[rank.number] if reference else None
+            run = CaseRun(spaces[rank.number], rank, group, reference=seen)
             runs[rank.number] = run
             return case_of(self.exercise)(run)
 
-        said = self.ranks.run(job, spaces[0].get("__file__", ""))
-        errors = [one if isinstance(one, BaseException) else None for one in said]
-        remark = next((one for one in said if isinstance(one, str)), "")
+        results = self.ranks.run(job, spaces[0].get("__file__", ""))
+        errors = [result if isinstance(result, BaseException) else None for result in results]
+        remark = next((result for result in results if isinstance(result, str)), "")
         return RunOutcome([run.seen if run else {} for run in runs], errors, remark)
 
-    def diagnosis(self, found: RunOutcome, group: str) -> tuple[Fault | None, Mistake | None]:
-        """What is wrong with what was seen, and which mistake does the same."""
-        right = self.ours(group) if any(found.seen) else found  # what only raises has nothing to compare
-        wrong = differences(found, right)
+    def diagnosis(self, learners: RunOutcome, group: str) -> tuple[Fault | None, Mistake | None]:
+        """Compare the learner's run with ours.
+
+        Args:
+            learners: the learner's run on this group.
+            group: the group's name.
+
+        Returns: what is wrong, or None if nothing differs from ours; and the stated mistake that explains it, or None.
+        """
+        # A run that saw nothing, only raised, has nothing that could be compared with ours.
+        ours = self.ours(group) if any(learners.seen) else learners
+        wrong = differences(learners, ours)
         if not wrong:
-            if group or not any(found.errors):
+            if group or not any(learners.errors):
                 return None, None
-            return None, self.mistake_like(found, (), group)[0]
-        finding = first_finding(found, right, wrong)
-        whole, part = self.mistake_like(found, list(wrong), group)
-        costs = right.seen[0][next(iter(wrong))].is_cost
-        mistake = whole or (None if finding.explains and not costs else part)
+            return None, self.matching_mistakes(learners, (), group)[0]
+        finding = first_finding(learners, ours, wrong)
+        full_match, first_match = self.matching_mistakes(learners, list(wrong), group)
+        costs = ours.seen[0][next(iter(wrong))].is_cost
+        mistake = full_match or (None if finding.explains and not costs else first_match)
         if mistake:
             finding = replace(finding, cause=mistake.cause, repair=mistake.repair)
         return finding, mistake
 
-    def mistake_like(
-        self, found: RunOutcome, wrong: Sequence[str], group: str
+    def matching_mistakes(
+        self, learners: RunOutcome, wrong: Sequence[str], group: str
     ) -> tuple[Mistake | None, Mistake | None]:
-        """The first mistake that does all that the learner's does; and the first that does so up to what is wrong
-        first."""
-        partly: Mistake | None = None
+        """Find stated mistakes that do what the learner's answer does.
+
+        Args:
+            learners: the learner's run.
+            wrong: the names of the observations in which it differs from ours, the first first.
+            group: the group's name.
+
+        Returns: the first mistake that does all the same; and, if there is none, the first that does the same up to
+            the first wrong observation.
+        """
+        first_match: Mistake | None = None
         solution = inspect.getsource(self.module)
         for mistake in mistakes_of(self.exercise):
             for source in mistake.sources(solution):
@@ -94,60 +124,67 @@ class Naming:
                     continue
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # torch's, of what an edit of ours does
-                    outcome = self.run([names] * self.ranks.size, group, found)
+                    edited = self.run([names] * self.ranks.size, group, learners)
                 self.progress()
-                whole, enough = self._alike(outcome, found, wrong, group)
-                if whole:
+                same_run, same_first = self._match(edited, learners, wrong, group)
+                if same_run:
                     return mistake, None
-                partly = partly or (mistake if enough else None)
-        return None, partly
+                first_match = first_match or (mistake if same_first else None)
+        return None, first_match
 
-    def _alike(self, outcome: RunOutcome, found: RunOutcome, wrong: Sequence[str], group: str) -> tuple[bool, bool]:
-        """Whether a mistake's run does all that the learner's does, and whether it does up to what is wrong first.
+    def _match(self, edited: RunOutcome, learners: RunOutcome, wrong: Sequence[str], group: str) -> tuple[bool, bool]:
+        """Whether an edited solution's run does all that the learner's does, and whether it does up to ``wrong[0]``.
 
-        Where the numbers are right, all that is wrong costs the same.  A whole number may be the same by chance.
+        If only costs are wrong (bytes, collectives), the same costs must be wrong, and by as much.  If the first wrong
+        observation is a whole number, that it is the same can be chance.
         """
-        ours = self.ours(group) if wrong else found
-        if wrong and ours.seen[0][wrong[0]].is_cost:  # right numbers may be rounded otherwise
-            there = [_same_there(outcome, found, name) for name in wrong]
-            more = set(differences(outcome, ours)) - set(wrong)
-            enough = there[0] and not more and _same(outcome, found, Clue)
-            return enough and all(there), enough
-        whole = _same(outcome, found)
+        ours = self.ours(group) if wrong else learners
+        if wrong and ours.seen[0][wrong[0]].is_cost:  # the numbers are right, and need not be rounded the same
+            same_costs = [_same_observation(edited, learners, name) for name in wrong]
+            further_costs = set(differences(edited, ours)) - set(wrong)
+            same_first = same_costs[0] and not further_costs and _same_run(edited, learners, Clue)
+            return same_first and all(same_costs), same_first
+        same_run = _same_run(edited, learners)
         if not wrong:
-            return whole, False
-        first = wrong[0]
-        enough = _same_there(outcome, found, first) and not isinstance(found.values(first)[0], int)
-        # An edit that changes nothing there is like an answer that is nearly right.
-        differs = (whole or enough) and first in differences(outcome, ours) and not _costs_more(outcome, found, ours)
-        return whole and differs, enough and differs
+            return same_run, False
+        name = wrong[0]
+        same_first = _same_observation(edited, learners, name) and not isinstance(learners.values(name)[0], int)
+        # The edit must make this observation wrong too: an answer that is nearly right is like our own solution there.
+        counts = (same_run or same_first) and name in differences(edited, ours)
+        return (same_run, same_first) if counts and not _saves_more(edited, learners, ours) else (False, False)
 
 
-def _costs_more(one: RunOutcome, other: RunOutcome, ours: RunOutcome) -> bool:
-    """Whether only the one run saves for backward what nothing needs."""
-    more, also = (
+def _saves_more(edited: RunOutcome, learners: RunOutcome, ours: RunOutcome) -> bool:
+    """Whether the edited solution saves needless bytes for backward where the learner's answer doesn't."""
+    of_edited, of_learners = (
         {name for name in differences(run, ours) if isinstance(ours.seen[0][name], SavedForBackward)}
-        for run in (one, other)
+        for run in (edited, learners)
     )
-    return bool(more - also)
+    return bool(of_edited - of_learners)
 
 
-def _same_there(one: RunOutcome, other: RunOutcome, name: str) -> bool:
-    """Whether all ranks of two runs saw the same of one thing."""
-    return all(name in a and a[name].same(b.get(name)) for a, b in zip(one.seen, other.seen))
+def _same_observation(run: RunOutcome, other_run: RunOutcome, name: str) -> bool:
+    """Whether every rank of two runs saw the same under this name."""
+    return all(name in a and a[name].same_as(b.get(name)) for a, b in zip(run.seen, other_run.seen))
 
 
-def _same(one: RunOutcome, other: RunOutcome, kind: type[Observation] = Observation) -> bool:
-    """Whether two runs did the same on every rank, whatever is right and costs.  kind: in what is compared so."""
-    if any(isinstance(error, Unlike) for error in one.errors):
+def _same_run(run: RunOutcome, other_run: RunOutcome, kind: type[Observation] = Observation) -> bool:
+    """Whether two runs saw and raised the same on every rank, right or wrong.
+
+    Args:
+        run: ended by ``Unlike`` if it was compared with the other.
+        other_run: the run that it is compared with.
+        kind: the kind of observations that are compared, of those whose ``tells_apart`` is true.
+    """
+    if any(isinstance(error, Unlike) for error in run.errors):
         return False
-    if list(map(_signature, one.errors)) != list(map(_signature, other.errors)):
+    if list(map(_signature, run.errors)) != list(map(_signature, other_run.errors)):
         return False
-    for a, b in zip(one.seen, other.seen):
+    for a, b in zip(run.seen, other_run.seen):
         for name in a.keys() | b.keys():
             seen = a.get(name) or b[name]
             if isinstance(seen, kind) and seen.tells_apart:
-                if name not in a or not a[name].same(b.get(name)):
+                if name not in a or not a[name].same_as(b.get(name)):
                     return False
     return True
 

@@ -1,4 +1,8 @@
-"""What a rank sees while a case runs: each kind of observation says when it is right, and how it is wrong."""
+"""What a rank sees while a case runs.
+
+There is a class for each kind of observation.  It knows when a learner's observation is right beside ours, and
+describes how it is wrong.
+"""
 
 from __future__ import annotations
 
@@ -28,26 +32,39 @@ from actmem_course.judge.meeting import list_of_ranks
 from actmem_course.judge.saved_bytes import SavedBytes, needless, too_much
 from actmem_course.judge.verdict import Fault
 
-#: What functions' results are called, in a case of one result.
+#: The name of the observation of a function's result, in a case with one result.
 RESULT = "the result"
 
 
 @dataclass
 class RunOutcome:
-    """By rank: what was seen, and the error that ended the run.  remark: what the case says of a right answer."""
+    """What came of a run of a case on all ranks.
+
+    Attributes:
+        seen: for each rank, its observations by name.
+        errors: for each rank, the exception that ended its run, or None.
+        remark: what the case has to say about a right answer.
+    """
 
     seen: list[dict[str, Observation]]
     errors: list[BaseException | None]
     remark: str = ""
 
     def values(self, name: str) -> list:
-        """Every rank's; None where the run ended before."""
-        return [own[name].value if name in own else None for own in self.seen]
+        """List every rank's value of one observation; None for a rank whose run ended before."""
+        return [of_rank[name].value if name in of_rank else None for of_rank in self.seen]
 
 
 @dataclass(frozen=True)
 class BesideOurs:
-    """One observation of a rank, in the learner's run (``found``) and in ours (``right``)."""
+    """One observation of one rank, in the learner's run and in ours.
+
+    Attributes:
+        found: the learner's run.
+        right: ours.
+        name: the observation's name.
+        rank: the rank's number.
+    """
 
     found: RunOutcome
     right: RunOutcome
@@ -56,53 +73,81 @@ class BesideOurs:
 
     @property
     def own(self) -> Observation:
+        """This rank's observation in the learner's run."""
         return self.found.seen[self.rank][self.name]
 
     @property
     def t(self) -> int:
+        """How many ranks there are."""
         return len(self.found.seen)
 
     def everyone(self) -> list:
-        """Every rank's value."""
+        """List the value of every rank in the learner's run."""
         return self.found.values(self.name)
 
     def rights(self) -> list:
-        """Every rank's right value."""
+        """List the value of every rank in our run."""
         return self.right.values(self.name)
 
 
 @dataclass
 class Observation:
-    """One thing that a rank saw; ``agrees`` and ``describe`` are asked of ours.  repair, cause: said where it is
-    wrong."""
+    """One thing that a rank saw.
+
+    The learner's observation is judged by ours of the same name: ``accepts`` and ``describe`` are methods of ours.
+
+    Attributes:
+        name: what it is, as a message calls it.
+        value: what was seen.
+        repair: what to do if it is wrong.
+        cause: what may be wrong in the code if it is wrong.
+    """
 
     name: str
     value: Any
     repair: str = ""
     cause: str = ""
-    #: A cost is right if it is no more than ours; the rest has a right value.
+    #: Whether it is a cost, which is right if it is no more than ours; anything else has one right value.
     is_cost: ClassVar[bool] = False
-    #: Whether two answers are the same only if this is.
+    #: Whether two runs that differ in it are taken to be different runs.
     tells_apart: ClassVar[bool] = True
-    #: Whether one rank alone can't judge it.
+    #: Whether the values of all ranks are needed to judge it.
     of_all_ranks: ClassVar[bool] = False
 
-    def same(self, other: Observation | None) -> bool:
-        """Whether two runs saw the same, whatever is right."""
+    def same_as(self, other: Observation | None) -> bool:
+        """Return whether another run saw the same, right or wrong.
+
+        Args:
+            other: what it saw under this name; None if nothing.
+        """
         return other is not None and type(self.value) is type(other.value) and bool(self.value == other.value)
 
-    def agrees(self, both: BesideOurs) -> bool:
-        """Whether a run that saw ``both.own`` is right."""
+    def accepts(self, both: BesideOurs) -> bool:
+        """Return whether the learner's observation is right beside this one, which is ours.
+
+        Args:
+            both: the two observations, and those of all ranks.
+        """
         return bool(both.own.value == self.value)
 
     def describe(self, both: BesideOurs) -> list[Fault]:
-        """What can be said of one rank's wrong value, the likelier first."""
+        """Describe in which ways the learner's observation is wrong beside this one, which is ours.
+
+        Args:
+            both: the two observations, and those of all ranks.
+
+        Returns: possible faults, the likelier first.
+        """
         raise NotImplementedError
 
 
 @dataclass
 class ValueSeen(Observation):
-    """A number, a shape, a truth value: there is one right one.  meaning: what a number is made of."""
+    """A number, a shape or a truth value, of which one is right.
+
+    Attributes:
+        meaning: for a number, the sum or product that gives it, in words; "" if that isn't known.
+    """
 
     meaning: str = ""
 
@@ -117,22 +162,28 @@ class ValueSeen(Observation):
 
 
 class Clue(Observation):
-    """What is right in many ways, and tells one mistake from another."""
+    """Something that is right in many ways, such as an order; it only helps to tell one mistake from another."""
 
-    def agrees(self, both: BesideOurs) -> bool:
+    def accepts(self, both: BesideOurs) -> bool:
         return True
 
 
 @dataclass
 class Cost(Observation):
-    """A number that may be smaller than ours.  words: the symptom; in it and in the repair, {found} and {enough}.
-    right: what is right nevertheless."""
+    """A number that is right if it is no larger than ours.
+
+    In ``words``, ``repair`` and ``cause``, "{found}" stands for the learner's number and "{enough}" for ours.
+
+    Attributes:
+        words: the symptom; "" for the observation's name.
+        right: what is right nevertheless.
+    """
 
     is_cost, tells_apart = True, False
     words: str = ""
     right: str = "the numbers are right"
 
-    def agrees(self, both: BesideOurs) -> bool:
+    def accepts(self, both: BesideOurs) -> bool:
         return bool(both.own.value <= self.value)
 
     def describe(self, both: BesideOurs) -> list[Fault]:
@@ -146,18 +197,23 @@ class Cost(Observation):
 
 @dataclass
 class SavedForBackward(Observation):
-    """A ``SavedBytes``.  what: our bytes, in words.  element_size: of the input.  spare: so many bytes more are
-    right, too."""
+    """What a function saves for backward: the value is a ``SavedBytes``.
+
+    Attributes:
+        what: the tensors that ours saves, in words.
+        element_size: bytes of an element of the function's input.
+        spare: how many bytes more than ours are right too.
+    """
 
     is_cost, tells_apart = True, False
     what: str = ""
     element_size: int = 0
     spare: int = 0
 
-    def same(self, other: Observation | None) -> bool:
+    def same_as(self, other: Observation | None) -> bool:
         return other is not None and self.value.as_much() == other.value.as_much()
 
-    def agrees(self, both: BesideOurs) -> bool:
+    def accepts(self, both: BesideOurs) -> bool:
         return too_much(both.own.value, self._enough, self.what, both.t) is None
 
     @property
@@ -176,38 +232,49 @@ class SavedForBackward(Observation):
 
 @dataclass
 class CollectivesRun(Observation):
-    """The collectives of a pass.  result: of which it may be; again: what backward may run besides."""
+    """The collectives that a forward or a backward pass ran.
+
+    Attributes:
+        in_backward: whether it was the backward pass.
+        result: the collective whose result the pass may return, in words ("the all-reduce"); "" if there is none.
+        allowed_extra: collectives that the pass may run beside ours.
+    """
 
     is_cost, tells_apart = True, False
     in_backward: bool = False
     result: str = ""
-    again: Sequence[Collective] = ()
+    allowed_extra: Sequence[Collective] = ()
 
-    def agrees(self, both: BesideOurs) -> bool:
-        return collectives_fault("", both.own.value, self.value, self.again) is None
+    def accepts(self, both: BesideOurs) -> bool:
+        return collectives_fault("", both.own.value, self.value, self.allowed_extra) is None
 
     def describe(self, both: BesideOurs) -> list[Fault]:
-        finding = collectives_fault(self.name, both.own.value, self.value, self.again)
+        finding = collectives_fault(self.name, both.own.value, self.value, self.allowed_extra)
         assert finding is not None
         return [finding]
 
 
 @dataclass
 class TensorSeen(Observation):
-    """A tensor, right up to rounding.
+    """A tensor, which is right if it equals ours up to rounding.
 
-    sure: cause and repair hold however it is wrong.  gradient_of: whose gradient it is.  parts: what this rank had
-    before an operator.  missing: why a gradient isn't there.  backward: the name of what backward ran.
+    Attributes:
+        advice_is_certain: whether ``repair`` and ``cause`` are right in whichever way the tensor is wrong.  If not,
+            they are told only where the tensor's values support them.
+        gradient_of: the name of the tensor that it is the gradient of; "" if it is none.
+        parts: this rank's input of an operator that is one collective; None for other functions.
+        missing: why the gradient may be None, in words.
+        backward: the name of the observation of the collectives that backward ran.
     """
 
-    sure: bool = True
+    advice_is_certain: bool = True
     gradient_of: str = ""
     parts: Tensor | None = None
     missing: str = ""
     backward: str = ""
     tolerance: ClassVar[float] = ROUNDING
 
-    def same(self, other: Observation | None) -> bool:
+    def same_as(self, other: Observation | None) -> bool:
         x, y = self.value, None if other is None else other.value
         if not isinstance(x, Tensor) or not isinstance(y, Tensor):
             return other is not None and x is y  # None is not zero
@@ -217,15 +284,15 @@ class TensorSeen(Observation):
             return torch.equal(torch.nan_to_num(x), torch.nan_to_num(y))
         if x.dtype != torch.float64 or self.equal(x, y):
             return self.equal(x, y) or close(x, y, 4 * torch.finfo(x.dtype).eps)
-        # Whoever computes in float32 makes the same mistakes, up to its digits.
+        # If one of the two runs computes in float32, the same mistake gives the same values up to its digits.
         in_single = [z.equal(z.float().double()) for z in (x, y)]
         return in_single[0] != in_single[1] and bool(x.any() and y.any()) and close(x, y, SINGLE_PRECISION)
 
     def equal(self, found: Tensor, right: Tensor) -> bool:
-        """Whether a tensor of the right shape and dtype is right."""
+        """Return whether a tensor of the right shape and dtype has the right values."""
         return close(found, right, self.tolerance)
 
-    def agrees(self, both: BesideOurs) -> bool:
+    def accepts(self, both: BesideOurs) -> bool:
         a, b = both.own.value, self.value
         if a is None or b is None:
             return a is b
@@ -254,7 +321,7 @@ class TensorSeen(Observation):
         return "the forward is right; " if self.gradient_of else ""
 
     def _differences(self, both: BesideOurs) -> list[Fault]:
-        """How a tensor of the right dtype differs, to follow its name."""
+        """Describe how a tensor of the right dtype differs from ours, in words that follow its name."""
         found, right = both.own.value, self.value
         if another := self._as_another(both):
             return [Fault(f"has the value of {another}", self.repair, self.cause)]
@@ -266,12 +333,12 @@ class TensorSeen(Observation):
             return [Fault("has the digits of float32", "compute in the dtype of the input")]
         finding = difference(found, right, both.t, both_sizes(both))
         cause = self._other_collectives(both) or finding.cause
-        if not self.sure and found.isfinite().all():
+        if not self.advice_is_certain and found.isfinite().all():
             return [Fault(finding.symptom, cause=cause)]
         return [Fault(finding.symptom, self.repair, cause or self.cause)]
 
     def nearly(self, found: Tensor, right: Tensor) -> Fault | None:
-        """What to say of a tensor that is right in some way."""
+        """Describe a tensor that is right but for its precision; None for others."""
         return None
 
     def _as_another(self, both: BesideOurs) -> str:
@@ -287,19 +354,20 @@ class TensorSeen(Observation):
         return ""
 
     def _of_parts(self, both: BesideOurs) -> list[Fault]:
-        """How it was made from the ranks' parts: from what they had before an operator, or from the right ones."""
+        """Describe a tensor that can be made out of the tensors of all ranks: of their inputs if the function is an
+        operator, else of their right values."""
         found, rights = both.own.value, both.rights()
         if both.t == 1 or self.tolerance != ROUNDING:
             return []
         ratio = factor(found, self.value) if found.any() else None
         if found.numel() < 2:  # any number is a multiple of another
-            if ratio is None or not math.isclose(ratio, both.t) or not all(one.equal(self.value) for one in rights):
+            if ratio is None or not math.isclose(ratio, both.t) or not all(x.equal(self.value) for x in rights):
                 return []
             cause = "every rank has the whole of it, and it is added up over the ranks"
             return [Fault(f"is {times(ratio, both.t)} what it should be", cause=cause, explains=True)]
         if self.parts is not None:
             return self._of_operator(both)
-        if all(close(one, rights[0]) for one in rights if one.shape == rights[0].shape):
+        if all(close(right, rights[0]) for right in rights if right.shape == rights[0].shape):
             return self._unsummed(both) or self._of_copies(both, ratio)
         if ratio is not None and is_mean(ratio, both_sizes(both) - {both.t}):
             cause = "is a mean taken where a sum belongs?"
@@ -321,16 +389,16 @@ class TensorSeen(Observation):
         return explain_parts(both.own.value, parts, both.rank, should, advice, result)
 
     def _unsummed(self, both: BesideOurs) -> list[Fault]:
-        """Every rank should have the sum of what each has."""
+        """Describe the case that every rank should have the sum of what the learner's ranks have."""
         everyone = both.everyone()
-        if any(one is None or one.shape != self.value.shape for one in everyone):
+        if any(value is None or value.shape != self.value.shape for value in everyone):
             return []
         if not close(summed(everyone), self.value) or both.own.value.equal(self.value):
             return []
         return [Fault("is this rank's part alone; the sum over the ranks is missing", explains=True)]
 
     def _of_copies(self, both: BesideOurs, ratio: float | None) -> list[Fault]:
-        """Every rank should have the same."""
+        """Describe a multiple of a tensor that should be the same on every rank."""
         if ratio is None or math.isclose(ratio, -1):
             return []
         cause = "every rank should have the same result"
@@ -341,21 +409,21 @@ class TensorSeen(Observation):
         return [Fault(f"is {times(ratio, both.t)} what it should be", cause=cause, explains=True)]
 
     def _other_collectives(self, both: BesideOurs) -> str:
-        """Other collectives than ours, which may explain a result that nothing else does."""
-        one, other = (outcome.seen[both.rank].get("forward") for outcome in (both.found, both.right))
-        if self.name != RESULT or one is None or other is None or text_of(one.value) == text_of(other.value):
+        """Say that forward runs other collectives than ours, which may explain a wrong result; "" if it doesn't."""
+        ran, expected = (outcome.seen[both.rank].get("forward") for outcome in (both.found, both.right))
+        if self.name != RESULT or ran is None or expected is None or text_of(ran.value) == text_of(expected.value):
             return ""
-        return f"forward runs {text_of(one.value)}; expected {text_of(other.value)}"
+        return f"forward runs {text_of(ran.value)}; expected {text_of(expected.value)}"
 
 
 class SingleTensor(TensorSeen):
-    """A tensor computed in float32, or in another of many right ways."""
+    """A tensor that float32 computes precisely enough: it may differ from ours by ``SINGLE_PRECISION``."""
 
     tolerance = SINGLE_PRECISION
 
 
 class HalfTensor(TensorSeen):
-    """A tensor of 16 bits, after two roundings, beside the largest value."""
+    """A tensor in 16 bits: it may differ from ours by two roundings of the largest value."""
 
     def equal(self, found: Tensor, right: Tensor) -> bool:
         scale = right.double().abs().max().clamp_min(1e-300)
@@ -367,13 +435,13 @@ class HalfTensor(TensorSeen):
 
 
 class SummedTensor(TensorSeen):
-    """Of which only the sum over the ranks has a right value."""
+    """A tensor whose sum over the ranks must be right, not each rank's part of it."""
 
     of_all_ranks = True
 
-    def agrees(self, both: BesideOurs) -> bool:
-        if any(self.name not in own for own in both.found.seen):
-            return True  # a rank has ended before, and says why
+    def accepts(self, both: BesideOurs) -> bool:
+        if any(self.name not in of_rank for of_rank in both.found.seen):
+            return True  # some rank's run ended before, for a reason that is reported instead
         everyone = both.everyone()
         return all(value is not None for value in everyone) and close(summed(everyone), summed(both.rights()))
 
@@ -387,15 +455,23 @@ class SummedTensor(TensorSeen):
 
 
 def both_sizes(both: BesideOurs) -> set[int]:
-    """Over what a mean may be taken: dimensions of what a rank sees, and their products."""
+    """List how many elements a mean may have been taken over by mistake: sizes of our tensors, and products of them."""
     shapes = [seen.value.shape for seen in both.right.seen[both.rank].values() if isinstance(seen.value, Tensor)]
     return {n for shape in shapes for n in (*shape, math.prod(shape), math.prod(shape[:-1]))}
 
 
 def differences(found: RunOutcome, right: RunOutcome) -> dict[str, list[int]]:
-    """What is wrong, in the order in which it was seen, and on which ranks; costs and collectives of backward last."""
+    """Find the observations in which a learner's run is wrong beside ours.
+
+    Args:
+        found: the learner's run.
+        right: ours.
+
+    Returns: the names of the wrong observations, each with the ranks on which it is wrong.  They are in the order in
+        which they were seen, but costs come after the rest, and the collectives of backward come last.
+    """
     wrong: dict[str, list[int]] = {}
-    ours = {name: seen for own in right.seen for name, seen in own.items()}
+    ours = {name: seen for of_rank in right.seen for name, seen in of_rank.items()}
 
     def late(name: str) -> int:
         seen = ours[name]
@@ -404,14 +480,20 @@ def differences(found: RunOutcome, right: RunOutcome) -> dict[str, list[int]]:
         return int(seen.is_cost)
 
     for name in sorted(ours, key=late):
-        pairs = [(k, BesideOurs(found, right, name, k)) for k, own in enumerate(found.seen) if name in own]
-        if ranks := [k for k, both in pairs if not right.seen[k][name].agrees(both)]:
+        pairs = [(k, BesideOurs(found, right, name, k)) for k, of_rank in enumerate(found.seen) if name in of_rank]
+        if ranks := [k for k, both in pairs if not right.seen[k][name].accepts(both)]:
             wrong[name] = ranks
     return wrong
 
 
 def first_finding(found: RunOutcome, right: RunOutcome, wrong: Mapping[str, list[int]]) -> Fault:
-    """How the first thing that is wrong differs, on which ranks."""
+    """Describe the first wrong observation, and on which ranks it is wrong.
+
+    Args:
+        found: the learner's run.
+        right: ours.
+        wrong: what ``differences`` returned.
+    """
     name, ranks = next(iter(wrong.items()))
     t, ours = len(found.seen), right.seen[ranks[0]][name]
     if ours.of_all_ranks:

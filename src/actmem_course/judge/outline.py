@@ -1,6 +1,6 @@
-"""All labs, and what belongs to each: cases, our solutions.
+"""All labs, and where their parts are: exercises, cases, our solutions.
 
-Loads no torch: cases are loaded by the ranks.
+Loads no torch.  Cases and solutions do, and are imported only when somebody asks for them.
 """
 
 from __future__ import annotations
@@ -24,12 +24,16 @@ ALL_LABS: tuple[Lab, ...] = tuple(_module("exercises", name).LAB for name in lab
 
 
 def lab_of_file(script: Path, doc: str) -> Lab:
-    """Which lab a learner's file is: by the line "Lab 2: …" of its docstring, or by its name.
+    """Find out which lab a learner's file is, by the line "Lab 2: …" of its docstring or else by its name.
 
-    Raises ConfigError if neither says so.
+    Args:
+        script: the file.
+        doc: its docstring.
+
+    Raises: ConfigError if neither names a lab.
     """
-    said = re.search(r"^Lab (\d+):", doc, re.MULTILINE) or re.match(r"lab(\d+)", script.stem)
-    found = [lab for lab in ALL_LABS if said and lab.name.startswith(f"lab{said[1]}_")]
+    number = re.search(r"^Lab (\d+):", doc, re.MULTILINE) or re.match(r"lab(\d+)", script.stem)
+    found = [lab for lab in ALL_LABS if number and lab.name.startswith(f"lab{number[1]}_")]
     if not found:
         how = f'Name it as it was, or begin its docstring with "Lab 1: …" (1 to {len(ALL_LABS)})'
         raise ConfigError("file", f"which lab is it?  {how}")
@@ -37,25 +41,29 @@ def lab_of_file(script: Path, doc: str) -> Lab:
 
 
 def load_lab(name: str) -> Lab:
-    """The lab of that file name."""
+    """Return the lab whose file has this name, without ``.py``."""
     return next(lab for lab in ALL_LABS if lab.name == name)
 
 
 def lab_of(exercise: Exercise) -> Lab:
-    """The lab that an exercise is in."""
+    """Return the lab that an exercise belongs to."""
     return next(lab for lab in ALL_LABS if exercise in lab.exercises)
 
 
 def solution_module(name: str) -> ModuleType:
-    """Our own solution of a lab."""
+    """Import our own solution of the lab whose file has this name, without ``.py``."""
     return _module("solutions", name)
 
 
 def case_of(exercise: Exercise) -> Callable:
-    """Called with a CaseRun: says what it sees, and raises Wrong where that needs no comparison; a remark, or None."""
+    """Import an exercise's case.
+
+    Returns: a function that takes a ``CaseRun``.  It notes what it observes, and raises Wrong if something is wrong
+        whatever ours does.  It returns a remark on a right answer, or None.
+    """
     return getattr(_module("cases", lab_of(exercise).name), exercise.case or exercise.function)
 
 
 def mistakes_of(exercise: Exercise) -> Sequence[Mistake]:
-    """The stated mistakes of an exercise, the likelier first."""
+    """Return the stated mistakes of an exercise, the likelier first."""
     return lab_of(exercise).mistakes.get(exercise.number, ())

@@ -1,7 +1,7 @@
-"""The judge's process as its parent sees it: started, followed, ended.  Loads no torch, so that it is there at once.
+"""Start the judge's process, tell it what to judge, pass on what it says, and end it.
 
-The parent tells it what to judge and passes on what it says.  A process that takes too long is asked where it stands.
-One that ends before its verdict has no verdict but the parent's.
+This is the parent's side, which loads no torch, so that a command answers at once.  If the process takes too long, the
+parent asks it which line the learner's code is at.  If the process dies before its verdict, the parent makes one.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from multiprocessing import Pipe
 from types import FrameType
 from typing import Any
 
-#: In the environment: the file descriptors of the process's line, and of where a crash is noted.
+#: Environment variables that give the process two file descriptors: of the pipe to the parent, and of the file where
+#: Python's faulthandler writes a traceback if it crashes.
 LINE, CRASHES = "ACTMEM_JUDGE_LINE", "ACTMEM_CRASHES"
-#: How long it may take until it can judge, on a machine that does other things too.
+#: How long the process may take until it can judge.  The machine may be busy with other things.
 _START_SECONDS = 180
-#: How long it may go on with a file that has been saved again.
+#: How long the process may go on judging a file after that has been saved again.
 _OUTDATED_SECONDS = 2.0
-#: Python does not look for modules where it was started: a torch.py there is not torch.
+#: What the process runs.  It takes the current folder off Python's path, so that a learner's torch.py isn't torch.
 _RUN = (
     "import sys; sys.path[:1] = [] if sys.path[:1] == [''] else sys.path[:1]; "
     "from actmem_course.judge.worker import main; main()"
@@ -35,17 +36,19 @@ _RUN = (
 
 
 class Stuck(Exception):
-    """The process ended, or takes too long.  The message says where, for a verdict."""
+    """The process has died, or takes too long.  Its message says so in words for a verdict, with the learner's line."""
 
 
 class Outdated(Exception):
-    """The file has been saved again, so this verdict is outdated."""
+    """The learner's file has been saved again, so what is being judged is outdated."""
 
 
 class JudgeProcess:
-    """A process with all virtual ranks.
+    """The judge's process, in which all virtual ranks run.
 
-    ready: whether it has loaded torch.  busy: whether it still judges a file that has been saved again.
+    Attributes:
+        ready: whether it has loaded torch and can judge.
+        busy: whether it is still judging a file that has been saved again.
     """
 
     def __init__(self) -> None:
@@ -53,20 +56,20 @@ class JudgeProcess:
         self._process: subprocess.Popen | None = None
 
     def start(self) -> None:
-        """Start it if it isn't there; ``ask`` waits until it is ready."""
+        """Start the process unless it runs already, without waiting until it is ready."""
         if self._process:
             return
         self._line, theirs = Pipe()
         self._crashes, self.ready, self.busy = tempfile.TemporaryFile(), False, False
-        # One thread: a learner's tensors are small.
-        own = {"OMP_NUM_THREADS": "1", **os.environ, LINE: str(theirs.fileno()), CRASHES: str(self._crashes.fileno())}
+        # One thread for torch: a learner's tensors are small.
+        env = {"OMP_NUM_THREADS": "1", **os.environ, LINE: str(theirs.fileno()), CRASHES: str(self._crashes.fileno())}
         with theirs:
             handed = theirs.fileno(), self._crashes.fileno()
             command = [sys.executable, "-c", _RUN]
-            self._process = subprocess.Popen(command, env=own, pass_fds=handed, stdin=subprocess.DEVNULL)
+            self._process = subprocess.Popen(command, env=env, pass_fds=handed, stdin=subprocess.DEVNULL)
 
     def end(self) -> None:
-        """End it at once."""
+        """Kill the process, if it runs."""
         if self._process:
             self._process.kill()
             self._process.wait()
@@ -75,9 +78,17 @@ class JudgeProcess:
             self._process = None
 
     def ask(self, file: str, outdated: Callable[[], bool] = lambda: False, **command: Any) -> Iterator[dict[str, Any]]:
-        """Have it judge the learner's file; what it says meanwhile.
+        """Have the process judge a learner's file; start it if it doesn't run.
 
-        outdated: whether the file has been saved again.  Raises Stuck, and Outdated.
+        Args:
+            file: the file's path.
+            outdated: returns whether the file has been saved again.
+            command: what to judge (see ``worker.Worker.judge``).
+
+        Yields: the process's messages: "begin" with an exercise's number, "printed" with a line of output, "verdict",
+            "moves" while it is at work, and "done" at the end.
+
+        Raises: Stuck if the process dies or an exercise takes too long; Outdated if the file has been saved again.
         """
         self.start()
         asked, limit, since, saved = False, float(_START_SECONDS), time.monotonic(), 0.0
@@ -102,11 +113,11 @@ class JudgeProcess:
             raise Outdated
 
     def _tell(self, **message: Any) -> None:
-        with suppress(OSError):  # it has died, which shows when it is heard next
+        with suppress(OSError):  # if it has died, the next call of _heard finds out
             self._line.send_bytes(json.dumps(message).encode())
 
     def _heard(self, file: str, seconds: float = 0.1) -> dict[str, Any]:
-        """What it says within a moment; nothing otherwise.  Raises Stuck if it has ended."""
+        """Wait a moment for a message; return it, or {} if none comes.  Raises Stuck if the process has died."""
         try:
             message = json.loads(self._line.recv_bytes()) if self._line.poll(seconds) else {}
         except (EOFError, OSError):
@@ -115,7 +126,7 @@ class JudgeProcess:
         return message
 
     def _late(self, file: str, limit: float) -> str:
-        """What to say if it takes longer than its limit."""
+        """Say in words where the process is, after it has taken longer than ``limit`` seconds."""
         self._tell(do="where", file=file)
         where, seconds, deadline = "it has gone silent", math.inf, time.monotonic() + 2
         with suppress(Stuck):
@@ -124,7 +135,7 @@ class JudgeProcess:
                 if "where" in message:
                     where, seconds = message["where"], message["in_call"]
                     break
-        # What began another call a moment ago comes to an end, if one waits.
+        # If the case called the function again only a moment ago, the function does come to an end.
         late = "too slow, not done" if seconds < limit / 2 else "no end"
         return f"{late} after {limit:g} s: {where}"
 
@@ -146,7 +157,7 @@ class JudgeProcess:
 
 @contextmanager
 def signals_end() -> Iterator[None]:
-    """Signals end this process by SystemExit, so that it can end its own."""
+    """Make a context in which signals end this process by SystemExit, so that it can still end the judge's process."""
 
     def end(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)

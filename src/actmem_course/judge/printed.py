@@ -1,4 +1,4 @@
-"""What learners' code prints: each line once an exercise and rank, with its rank; a flood is cut, and counted."""
+"""Show what learners' code prints: with its rank, each line once for each exercise, and not without end."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ from collections.abc import Callable
 
 from actmem_course.judge.virtual import rank_of_this_thread
 
-#: So many lines of an exercise are shown, and so many characters of each.
+#: How many lines of an exercise are shown at most, and how many characters of each line.
 MOST_LINES, MOST_CHARACTERS = 100, 300
 
 
 class Printed(io.TextIOBase):
-    """A stream for standard output.
+    """A stream that takes the place of standard output while learners' code runs.
+
+    It shows a line when it is complete.  A line that the same rank has printed before in an exercise isn't shown again.
 
     Args:
-        show: called with each line.
+        show: called with each line that is shown.
 
     Attributes:
-        size: how many ranks may print; of one alone the lines say nothing of its rank.
+        size: how many ranks there are.  With more than one, each line begins with its rank.
     """
 
     def __init__(self, show: Callable[[str], None]):
@@ -29,7 +31,7 @@ class Printed(io.TextIOBase):
         self._cut_lines = self._cut_characters = 0
 
     def write(self, text: str) -> int:
-        """Show every line that is complete."""
+        """Take some output of this thread's rank, and show the lines that it completes."""
         rank = rank_of_this_thread()
         *lines, rest = (self._open.get(rank, "") + text).split("\n")
         for line in lines:
@@ -38,7 +40,7 @@ class Printed(io.TextIOBase):
         return len(text)
 
     def end(self) -> None:
-        """An exercise ends: show what is left, and how much was cut."""
+        """End an exercise: show its incomplete lines, and how much was cut."""
         for rank, line in self._open.items():
             if line:
                 self._note(rank, line)

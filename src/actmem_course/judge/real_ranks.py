@@ -1,6 +1,6 @@
-"""Judging under torchrun: the same cases on real ranks, over gloo or NCCL, each process with its own answer.
+"""Judge under torchrun: the same cases on real ranks, over gloo or NCCL.
 
-A learner's collective that hangs here is torchrun's to end; virtual ranks would have named it.
+A collective of the learner's that hangs is ended by torchrun's timeout here; on virtual ranks the judge would name it.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from actmem_course.process import lab as ends_in_a_line
 from actmem_course.rank_store import RankStore, connect
 from actmem_course.ranks import check_ranks, ranks
 
-#: How long ranks wait for another's outcome, where it waits for theirs in a case.
+#: How many seconds a rank waits for another's outcome, which may itself wait for something in a case.
 _SECONDS = 300
 
 
 class RealRank:
-    """This process among those of its group."""
+    """This process as a rank on which a case runs, with the methods of ``VirtualRank`` that a case needs."""
 
     def __init__(self, store: RankStore):
         self.store, self.number, self.size = store, store.rank, store.size
 
     def gather(self, value: object) -> list:
-        """Every rank's ``value``, by rank; ends this rank's judging if another has ended its own."""
+        """Return the ``value`` of every rank, by rank.  Raises PeerStopped if another rank has ended the case."""
         try:
             return self.store.gather(value)
         except dist.DistStoreError:
             raise PeerStopped from None
 
     def calling(self) -> None:
-        """The case calls a function of the file, which nobody here counts."""
+        """Called when the case calls a function of the learner's file; only virtual ranks count these calls."""
 
     @contextmanager
     def watching(self, expected: list[int] | None = None) -> Iterator[count_collectives]:
-        """Counts; what else is to be found out about a learner's collectives, virtual ranks find out."""
+        """Make a context that counts collectives.  Handles that nobody waits for are found on virtual ranks only."""
         with count_collectives() as seen:
             seen.unwaited, seen.unrecorded = [], ""
             yield seen
@@ -59,7 +59,17 @@ class RealRank:
 
 @ends_in_a_line
 def judge_on_this_rank(lab: Lab, exercises: tuple[Exercise, ...], args: Namespace, script: Path, report: Report) -> int:
-    """Judge as one of torchrun's ranks; rank 0 says the verdicts.  Returns the exit code."""
+    """Judge a learner's file as one of torchrun's ranks; rank 0 prints the verdicts.
+
+    Args:
+        lab: the file's lab.
+        exercises: those to judge.
+        args: the command line's options; ``device`` is read.
+        script: the file.
+        report: where rank 0 shows verdicts.
+
+    Returns: the exit code: 0 if all have passed, 1 if not; always 0 on other ranks.
+    """
     rank, here = int(os.environ["RANK"]), Namespace(ranks=None, emulate=None, device=args.device)
     if lab.one_process and rank:
         return 0
@@ -81,7 +91,18 @@ def judge_on_this_rank(lab: Lab, exercises: tuple[Exercise, ...], args: Namespac
 
 
 def verdicts_here(lab: Lab, exercises: tuple[Exercise, ...], names: dict, device: str) -> Iterator[Verdict]:
-    """The verdict of all ranks on each exercise, on every rank; our own functions replace what has not passed."""
+    """Judge exercises on this rank, together with the other ranks.
+
+    A function that doesn't pass is replaced by ours for the exercises after it.
+
+    Args:
+        lab: the lab.
+        exercises: those to judge.
+        names: the names of the learner's file; it is changed.
+        device: "cpu" or "cuda".
+
+    Yields: the verdict of all ranks, the same on each.
+    """
     own, ours, outcomes = dict(names), vars(solution_module(lab.name)), connect("outcomes", _SECONDS)
     for exercise in exercises:
         names[exercise.function] = own.get(exercise.function)
@@ -95,18 +116,21 @@ def verdicts_here(lab: Lab, exercises: tuple[Exercise, ...], names: dict, device
         if all(outcomes.gather(error is None)):
             error = _fault(exercise, run)
         elif error is None:
-            error = PeerStopped()  # whoever has ended has the reason, and runs nothing of ours
+            error = PeerStopped()  # the rank that raised has the reason; it doesn't run ours, so nobody can
         outcome = outcome_of(exercise, names, side.number, error)
-        told = outcomes.gather(outcome and astuple(outcome))
-        everyone = [one and Outcome(one[0], one[1], Fault(*one[2]), one[3], one[4]) for one in told]
-        verdict = verdict_of(exercise, everyone)
+        everyone = outcomes.gather(outcome and astuple(outcome))
+        found = [fields and Outcome(fields[0], fields[1], Fault(*fields[2]), *fields[3:]) for fields in everyone]
+        verdict = verdict_of(exercise, found)
         yield verdict
         if verdict.status != PASSED:
             names[exercise.function] = ours[exercise.function]
 
 
 def _fault(exercise: Exercise, run: CaseRun) -> Wrong | None:
-    """What this rank saw that our own functions don't, or all ranks together did."""
+    """Run the case with our own functions, and describe how the learner's run on this rank is wrong beside it.
+
+    Returns: what is wrong, or None if nothing is.
+    """
     if not run.seen:
         return None
     ours = CaseRun(vars(solution_module(lab_of(exercise).name)), run.side, "", run.device)

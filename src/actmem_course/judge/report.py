@@ -1,4 +1,4 @@
-"""Verdicts on the screen, a line each as they come, and in a file."""
+"""Report verdicts: on the screen as they come, and as JSON."""
 
 from __future__ import annotations
 
@@ -20,9 +20,13 @@ _STYLES = {PASSED: "bold green", OPEN: _YELLOW, BLOCKED: _YELLOW, SKIPPED: _YELL
 
 
 class Report:
-    """Writes verdicts for a learner.
+    """Shows a learner the verdicts of one judgement of a file.
 
-    script: the learner's file, as typed.  asked: how many exercises are judged.
+    Args:
+        lab: the file's lab.
+        script: the file as the learner would type it.
+        asked: how many exercises are judged.
+        ranks: on how many ranks.
     """
 
     def __init__(self, lab: Lab, script: str, asked: int, ranks: int = 1):
@@ -33,19 +37,24 @@ class Report:
         self._status = Console(stderr=True).status("")
 
     def begin(self, doing: str) -> None:
-        """Show what is going on now."""
+        """Show that the judge is at work, in a line of standard error that goes away: "judging 2.1"."""
         self._status.update(doing)
         self._status.start()
 
     def line(self, text: str, style: str = "") -> None:
-        """A line of text; nothing is going on after it."""
+        """Print a line of text, in place of what ``begin`` shows."""
         self._status.stop()
         self.console.print(Text(text, style=style), soft_wrap=True)
 
     def show(self, verdict: Verdict, why: Sequence[str] = ()) -> None:
-        """One verdict: a line, and below it what is wrong, and what of the cause and the repair is told.
+        """Print a verdict: a line, and below it the symptom and ``why``.
 
-        It takes the place of an earlier one of the same exercise.  Those not written yet share a line at the end.
+        A verdict takes the place of an earlier one of the same exercise.  An exercise that isn't written yet is printed
+        at the end, in one line with all others.
+
+        Args:
+            verdict: the verdict.
+            why: what the learner is told of cause and repair.
         """
         self._status.stop()
         self.verdicts = [before for before in self.verdicts if before.exercise != verdict.exercise] + [verdict]
@@ -63,13 +72,13 @@ class Report:
 
     @property
     def all_passed(self) -> bool:
-        """Whether all that was asked for has passed."""
+        """Whether all exercises that were asked for have been judged and have passed."""
         return len(self.verdicts) == self.asked and all(verdict.status == PASSED for verdict in self.verdicts)
 
     def end(self) -> None:
-        """The sum of it, and what to do next."""
+        """Print how many exercises have passed, and what to do next."""
         self._status.stop()
-        if unwritten := [one.exercise for one in self.verdicts if one.status == OPEN and not one.diagnosis]:
+        if unwritten := [v.exercise for v in self.verdicts if v.status == OPEN and not v.diagnosis]:
             self.line(f"  not written yet: {', '.join(unwritten)}", _STYLES[OPEN])
         passed = sum(verdict.status == PASSED for verdict in self.verdicts)
         self.line(f"{passed} of {len(self.verdicts)} passed", "bold")
@@ -80,7 +89,7 @@ class Report:
             self.line(f"next: {exercise.number}, {hint}; read {reading(self.lab, exercise)}")
 
     def json(self) -> str:
-        """Lab, ranks, and verdicts."""
+        """Write the lab's name, the number of ranks and all verdicts as JSON."""
         verdicts = [asdict(verdict) for verdict in sorted(self.verdicts, key=lambda verdict: verdict.exercise)]
         found = {"lab": self.lab.name, "ranks": self.ranks, "verdicts": verdicts}
         return json.dumps(found, ensure_ascii=False, indent=1) + "\n"

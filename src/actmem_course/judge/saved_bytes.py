@@ -1,7 +1,8 @@
-"""What a learner's function saves for backward: by autograd's hooks, and by what is still alive beside them.
+"""Count what a learner's function saves for backward, and what its passes make.
 
-``actmem.record`` says more of a tensor, and replaces functions of torch for all threads; virtual ranks count at
-the same time, so everything here belongs to one thread.
+What is saved is seen by autograd's hooks; what stays alive without them is counted too.  ``actmem.record`` finds out
+more about a tensor, but replaces functions of torch for all threads.  Virtual ranks are threads that count at the same
+time, so everything here works within one thread.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from actmem_course.judge.compare import dtype_name
 from actmem_course.judge.verdict import Fault, Wrong
 from actmem_course.judge.virtual import line_in
 
-#: So many tensors that ours does without, a sentence names.
+#: How many needless tensors a sentence names at most.
 _MOST_NAMED = 4
 
 
@@ -32,8 +33,13 @@ _MOST_NAMED = 4
 class SavedStorage:
     """One storage that autograd saves.
 
-    line: where the learner's file saved it.  given: it is the input.  copied: it has the input's values, and is
-    another.
+    Attributes:
+        bytes: its size.
+        dtype: of the tensor that was saved.
+        shape: of the tensor that was saved.
+        line: file and line of the learner's code that saved it; "" if none did.
+        given: whether it is the function's input.
+        copied: whether it is another storage with the input's values.
     """
 
     bytes: int
@@ -45,70 +51,85 @@ class SavedStorage:
 
     @property
     def is_state(self) -> bool:
-        """Whether it is as long as the state of a random-number generator, of a GPU or the CPU."""
+        """Whether it looks like the state of a random generator, of a GPU or the CPU, by its dtype and length."""
         return self.dtype is torch.uint8 and self.shape in ((16,), (len(torch.get_rng_state()),))
 
     @property
     def text(self) -> str:
+        """The tensor and the line that saved it, in words."""
         place = f" at {self.line}" if self.line else ""
         return tensor_text(self.dtype, self.shape, self.bytes) + place
 
 
 @dataclass(frozen=True)
 class SavedBytes:
-    """saved: what went through autograd's hooks.  hidden_bytes: what stayed alive without."""
+    """What a function saves for backward.
+
+    Attributes:
+        saved: the storages that autograd's hooks saw.
+        hidden_bytes: bytes of other storages that stayed alive, as attributes of ctx do.
+    """
 
     saved: list[SavedStorage]
     hidden_bytes: int
 
     @property
     def bytes(self) -> int:
-        """Bytes that the hooks saw."""
+        """How many bytes the storages in ``saved`` have together."""
         return sum(tensor.bytes for tensor in self.saved)
 
     def without_copies(self, repair: str) -> SavedBytes:
-        """This.  Raises Wrong if a copy of the input is saved, because whoever made the input may hold it.
+        """Check that no copy of the input is saved: the caller may hold the input, and then it is there twice.
 
-        repair: what to do where more than copies is saved.
+        Args:
+            repair: what to do if the function saves more than copies of the input.
+
+        Returns: this object.
+
+        Raises: Wrong if a copy is saved.
         """
-        alone = all(saved.copied or saved.given or saved.is_state for saved in self.saved)
+        only_copies = all(saved.copied or saved.given or saved.is_state for saved in self.saved)
         for saved in self.saved:
             if saved.copied:
                 there_twice = "others may hold x, so with the copy it is there twice"
-                save_x = "save x itself" if alone else repair or "save x itself"
+                save_x = "save x itself" if only_copies else repair or "save x itself"
                 raise Wrong(f"it saves a copy of x at {saved.line}", save_x, there_twice)
         return self
 
     def as_much(self) -> tuple:
-        """What two runs have in common that save the same tensors, wherever their files save them."""
+        """A key that is equal for two runs that save the same sizes and dtypes, whichever lines of code save them."""
         return sorted((tensor.bytes, str(tensor.dtype)) for tensor in self.saved), self.hidden_bytes
 
     def largest(self) -> str:
-        """The largest tensors saved, with the line that saved them."""
+        """Describe the two largest tensors that are saved, with the lines that save them."""
         return ", ".join(counted(tensor.text for tensor in sorted(self.saved, key=lambda tensor: -tensor.bytes))[:2])
 
 
 def tensor_text(dtype: torch.dtype, shape: Sequence[int], size: int) -> str:
-    """A tensor in words; size: its bytes."""
+    """Describe a tensor in words: "float32 [4, 3] of 48 B".  size: its bytes."""
     return f"{dtype_name(dtype)} {list(shape)} of {size:,} B"
 
 
 def counted(texts: Iterable[str]) -> list[str]:
-    """Equal texts once, with their number."""
+    """List each different text once, with "2 × " before it if it occurs twice."""
     return [text if number == 1 else f"{number} × {text}" for text, number in Counter(texts).items()]
 
 
 class SavingRecorder:
-    """Notes what autograd saves, and every storage that an operation makes, while a block runs in this thread.
+    """Notes what autograd saves, and every storage that operations make, in this thread while its block runs.
 
-    weights: these storages don't count.
+    Args:
+        weights: tensors whose storages don't count.
+        file: the learner's file, whose lines are named.
+
+    Attributes:
+        input: the function's input and a reference to its storage, so that copies of it are recognized.
     """
 
     def __init__(self, weights: Sequence[Tensor] = (), file: str = ""):
         self._own, self._file = storages_of(*weights), file
-        #: The values of an input, and its storage, which a copy is not.
         self.input: tuple[Tensor, weakref.ref] | None = None
-        # Both forget a storage when it ends.
+        # Both forget a storage when it is freed.
         self._saved: weakref.WeakKeyDictionary[torch.UntypedStorage, SavedStorage] = weakref.WeakKeyDictionary()
         self._made = storages_of()
         self._hooks = saved_tensors_hooks(self._pack, lambda tensor: tensor)
@@ -124,7 +145,10 @@ class SavingRecorder:
         self._results.__exit__(*error)
 
     def alive(self) -> SavedBytes:
-        """What is alive now, but for generators' states.  Hold the graph, and nothing else."""
+        """Return what is still alive, without generators' states.
+
+        It is what the graph saves if the caller holds the graph and no tensors.
+        """
         hidden = sum(storage.nbytes() for storage in self._made if storage not in self._saved)
         return SavedBytes([saved for saved in self._saved.values() if not saved.is_state], hidden)
 
@@ -136,11 +160,11 @@ class SavingRecorder:
                 self._saved[storage] = SavedStorage(
                     storage.nbytes(), part.dtype, tuple(shape_of(part)), line, *of_input
                 )
-        # An output that is saved itself would hold the graph that holds it: a leak.
+        # An output that is saved as it is would hold the graph, which holds the output: neither would ever be freed.
         return tensor.detach() if tensor.requires_grad else tensor
 
     def _of_input(self, part: Tensor, storage: object) -> tuple[bool, bool]:
-        """Whether it is the input, and whether it is another with its values."""
+        """Whether a storage is the input's, and whether it is another one with the input's values."""
         if self.input is None or self.input[1]() is storage or part.dtype is not self.input[0].dtype:
             return self.input is not None and self.input[1]() is storage, False
         with no_dispatch_modes():
@@ -154,6 +178,8 @@ class SavingRecorder:
 
 
 class _Results(TorchDispatchMode):
+    """Calls ``note`` with every tensor that an operation returns."""
+
     def __init__(self, note: Callable[[Tensor], None]):
         super().__init__()
         self._note = note
@@ -169,10 +195,16 @@ class _Results(TorchDispatchMode):
 
 
 class Largest(_Results):
-    """What operations make while a block runs in this thread, by storages.
+    """Notes which storages operations make, in this thread while its block runs.
 
-    given: tensors that don't count, because they are there before.  file: the learner's, whose lines are named.
-    elements, what: the largest tensor.  peak: the most bytes that live at once, after an operation.
+    Args:
+        given: tensors that exist already and don't count.
+        file: the learner's file, whose lines are named.
+
+    Attributes:
+        elements: how many elements the largest tensor has.
+        what: that tensor, in words.
+        peak: the most bytes that are alive after any operation.
     """
 
     def __init__(self, *given: Tensor, file: str = "") -> None:
@@ -195,13 +227,13 @@ class Largest(_Results):
             if size // tensor.dtype.itemsize > self.elements:
                 self.elements, self.what = size // tensor.dtype.itemsize, text
         self._alive.resized(storage)
-        if self._alive.bytes > self.peak:  # or no operation has told of a storage that is smaller by now
+        if self._alive.bytes > self.peak:  # this can count a storage that has been made smaller since: count again
             living = [(storage.nbytes(), text) for storage, text in self._texts.items()]
             if (peak := sum(size for size, _ in living)) > self.peak:
                 self.peak, self._at_peak = peak, living
 
     def most(self) -> str:
-        """The largest tensors that live at the peak."""
+        """Describe the two largest tensors that are alive at the peak."""
         return ", ".join(counted(text for _, text in sorted(self._at_peak, reverse=True))[:2])
 
 
@@ -213,9 +245,17 @@ def saved_bytes(
     watching: AbstractContextManager = nullcontext(),  # noqa: B008
     file: str = "",
 ) -> SavedBytes:
-    """Count what ``function(x, *weights)`` saves.  The weights do not count, nor do ``others``, which it has besides.
+    """Run ``function(x, *weights)``, and count what it saves for backward.
 
-    watching: it runs in this.  file: the learner's, whose lines are named.
+    Args:
+        function: the function under test.
+        x: its input.
+        weights: its weights, which don't count.
+        others: further tensors that it uses and that don't count.
+        watching: a context in which it runs.
+        file: the learner's file, whose lines are named.
+
+    Raises: Wrong if the result is None or has no graph.
     """
     weights = [w if isinstance(w, nn.Parameter) else nn.Parameter(w.detach()) for w in weights]
     leaf = x.detach().clone().requires_grad_()
@@ -243,9 +283,17 @@ def saved_bytes(
 
 
 def too_much(found: SavedBytes, at_most: int, what: str, size: int) -> Fault | None:
-    """What is wrong with the bytes that each of ``size`` ranks saves, None if nothing is.  what: what ``at_most``
-    bytes are."""
-    # A DTensor's graph holds its device mesh, and that the numbers of the ranks.
+    """Find what is wrong with how many bytes a function saves.
+
+    Args:
+        found: what it saves on one rank.
+        at_most: how many bytes are right.
+        what: the tensors that these bytes are of, in words.
+        size: how many ranks there are.
+
+    Returns: what is wrong, or None if nothing is.
+    """
+    # A DTensor's graph holds its device mesh, which holds the ranks' numbers, 8 bytes each.
     if found.hidden_bytes > 8 * size:
         fits = found.bytes + found.hidden_bytes <= at_most
         enough = f"{at_most:,} B{f' of {what}' if what else ''} are enough" if at_most else "backward needs none of it"
@@ -262,8 +310,16 @@ def too_much(found: SavedBytes, at_most: int, what: str, size: int) -> Fault | N
 
 
 def needless(found: SavedBytes, right: SavedBytes, element_size: int, spare: int) -> Fault | None:
-    """Which tensors are saved that ours does without, and that are larger than what is allowed besides; None if
-    nobody knows."""
+    """Name the saved tensors that ours doesn't save.
+
+    Args:
+        found: what the learner's function saves.
+        right: what ours saves.
+        element_size: bytes of an element of the function's input; a tensor with larger elements is a widened copy.
+        spare: tensors of at most so many bytes aren't named.
+
+    Returns: a fault without a symptom, whose cause names the tensors; None if there are none, or if ours saves nothing.
+    """
     left, words, widened = Counter((saved.dtype, saved.bytes) for saved in right.saved), [], False
     for saved in sorted(found.saved, key=lambda saved: (-saved.given, -saved.bytes)):
         if left[saved.dtype, saved.bytes]:

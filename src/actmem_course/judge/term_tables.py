@@ -1,5 +1,7 @@
-"""Tables of bytes by term (1.1, 7.1, 8.1): a wrong number is explained by its ratio to the right one, however it was
-computed."""
+"""Judge tables of bytes by term (exercises 1.1, 7.1 and 8.1).
+
+A wrong number is explained by its ratio to the right one, however it was computed.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,23 @@ import torch
 from actmem_course.judge.compare import another_kind, check_whole_number
 from actmem_course.judge.verdict import Fault, Wrong
 
-#: Found and true bytes of a term, for each case.
+#: A term's bytes in each case: those that were found, and the true ones.
 Pairs = Sequence[tuple[int, int]]
+#: Constant factors by which a wrong number may differ from the true one.
 _CONSTANTS = {Fraction(n) for n in (1, 2, 4, 8, 16, 3, 6)} | {Fraction(1, n) for n in (1, 2, 4, 8, 16, 3, 6)}
-#: No more letters than this are wrong at once, a square counting as two.
+#: A ratio is explained by at most so many letters; a square counts as two.
 _MOST_LETTERS = 4
 
 
 def checked_terms(answer: Any, names: Sequence[str]) -> dict[str, int]:
-    """A learner's bytes by name.  Raises Wrong unless these are the names, and whole numbers."""
+    """Return the bytes by term that a learner's function returned.
+
+    Args:
+        answer: what it returned.
+        names: the terms that it should have.
+
+    Raises: Wrong unless it is a dict of exactly these terms and whole numbers.
+    """
     if not isinstance(answer, Mapping):
         raise another_kind("a dict of bytes by name", answer)
     missing, unknown = [n for n in names if n not in answer], [str(n) for n in answer if n not in names]
@@ -36,16 +46,19 @@ def checked_terms(answer: Any, names: Sequence[str]) -> dict[str, int]:
 def check_terms(
     found: Sequence[Mapping[str, int]], true: Sequence[Mapping[str, int]], fault: Callable[[str, Pairs], Fault]
 ) -> None:
-    """Raise Wrong with the first two things that are wrong, the terms that they are wrong in, and how many more are.
+    """Raise Wrong if any term's bytes are wrong.  The message describes the first two faults, each with its terms.
 
-    found, true: bytes by term, of each case.  fault: what is wrong with a term, to follow its name, of its found and
-    true bytes in each case.
+    Args:
+        found: for each case, a learner's bytes by term.
+        true: for each case, the right bytes by term.
+        fault: takes a term and its pairs of found and true bytes; returns a fault whose symptom follows the term in a
+            sentence.
     """
-    pairs = {term: [(f[term], t[term]) for f, t in zip(found, true)] for term in true[0]}
+    pairs_of = {term: [(f[term], t[term]) for f, t in zip(found, true)] for term in true[0]}
     faults: dict[Fault, list[str]] = {}
-    for term, each in pairs.items():
-        if any(f != t for f, t in each):
-            faults.setdefault(fault(term, each), []).append(term)
+    for term, pairs in pairs_of.items():
+        if any(f != t for f, t in pairs):
+            faults.setdefault(fault(term, pairs), []).append(term)
     if not faults:
         return
     symptoms = []
@@ -60,21 +73,25 @@ def check_terms(
 
 
 def listed(names: Sequence[str], most: int = 3) -> str:
-    """The first names, and how many more there are."""
+    """List the first ``most`` names, and how many more there are: "a, b, c and 2 more"."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
 def explain_ratio(pairs: Pairs, sizes: Sequence[Mapping[str, int]], has: str) -> str:
-    """How found values relate to true ones, as a product of small powers of the letters: ``lacks the factor a``.
+    """Explain wrong values by their ratio to the true ones, as a product of powers of letters: "lacks the factor a".
 
-    pairs: found and true for each case.  sizes: the value of each letter in it.  has: the letters of the
-    true value: what the found one lacks is one of them.
+    Args:
+        pairs: for each case, the found value and the true one.
+        sizes: for each case, the value of each letter.
+        has: the letters that the true value has as factors.
+
+    Returns: words that follow the value's name; the two numbers of one case if no such product explains the ratio.
     """
     powers = itertools.product(range(-2, 3), repeat=len(sizes[0]))
     near = [exponents for exponents in powers if sum(map(abs, exponents)) <= _MOST_LETTERS]
     for exponents in sorted(near, key=lambda e: sum(map(abs, e))):
-        constants = {Fraction(f, t) / _matmul(exponents, letters) for (f, t), letters in zip(pairs, sizes)}
+        constants = {Fraction(f, t) / _product(exponents, letters) for (f, t), letters in zip(pairs, sizes)}
         if len(constants) == 1 and constants <= _CONSTANTS:
             return _words(constants.pop(), dict(zip(sizes[0], exponents)), has)
     (found, true), letters = next((pair, z) for pair, z in zip(pairs, sizes) if pair[0] != pair[1])
@@ -82,17 +99,24 @@ def explain_ratio(pairs: Pairs, sizes: Sequence[Mapping[str, int]], has: str) ->
 
 
 def explain_sum(found: Sequence[int], sizes: Sequence[Mapping[str, int]], *terms: str) -> str:
-    """Found values as a sum of terms, ``10sbh + 24sbh/t``; "" if they are none.  sizes: each letter's value in each
-    case."""
+    """Write found values as a sum of terms: "10sbh + 24sbh/t".
+
+    Args:
+        found: the value in each case.
+        sizes: for each case, the value of each letter.
+        terms: the terms that the sum may have, as "sbh/t" or "as²b".
+
+    Returns: the sum; "" if no sum of these terms, with whole coefficients, gives the values.
+    """
     spelled = [term.replace("s²", "ss").replace("t²", "tt").partition("/")[::2] for term in terms]
     values = [[prod(z[x] for x in over) / prod(z[x] for x in under) for over, under in spelled] for z in sizes]
-    made, wanted = torch.tensor(values, dtype=torch.float64), torch.tensor(found, dtype=torch.float64)
-    counts = torch.linalg.lstsq(made, wanted[:, None]).solution.flatten().round()
-    said = " + ".join(term if count == 1 else f"{int(count)}{term}" for term, count in zip(terms, counts) if count)
-    return said if made.mv(counts).equal(wanted) else ""
+    matrix, wanted = torch.tensor(values, dtype=torch.float64), torch.tensor(found, dtype=torch.float64)
+    counts = torch.linalg.lstsq(matrix, wanted[:, None]).solution.flatten().round()
+    text = " + ".join(term if count == 1 else f"{int(count)}{term}" for term, count in zip(terms, counts) if count)
+    return text if matrix.mv(counts).equal(wanted) else ""
 
 
-def _matmul(exponents: Sequence[int], letters: Mapping[str, int]) -> Fraction:
+def _product(exponents: Sequence[int], letters: Mapping[str, int]) -> Fraction:
     result = Fraction(1)
     for size, exponent in zip(letters.values(), exponents):
         result *= Fraction(size) ** exponent

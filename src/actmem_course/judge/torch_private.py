@@ -1,4 +1,4 @@
-"""Private names of torch with which each thread has process groups of its own, as a rank has."""
+"""The private names of torch that give each thread process groups of its own, as each rank has them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 @contextmanager
 def world_of_each_thread() -> Iterator[None]:
-    """In the block each thread has process groups of its own, and a default one if it makes it."""
+    """Make a context in which each thread has its own process groups, and its own default group once it makes one."""
     from torch.testing._internal.distributed.multi_threaded_pg import ThreadLocalWorld
 
     c10d: Any = torch.distributed.distributed_c10d
@@ -27,5 +27,5 @@ def world_of_each_thread() -> Iterator[None]:
 
 
 def name_of_group(group: torch.distributed.ProcessGroup) -> str:
-    """The name under which this thread's torch.distributed has a group."""
+    """Return the name under which torch.distributed knows a group in this thread."""
     return torch.distributed.distributed_c10d._world.pg_names[group]

@@ -1,20 +1,26 @@
-"""What the judge says about an exercise."""
+"""What the judge says about an exercise, and the exceptions by which a check says it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-#: Not written, and waiting for another exercise; ended by another exercise, or in a file that can't be loaded.
+#: What an exercise can be.  OPEN: it isn't written yet.  BLOCKED: it is right, but uses another exercise that isn't.
+#: SKIPPED: it can't be judged, because loading the file fails or ends the process.  WRONG: it runs and does something
+#: else.  ERROR: it raises an exception.
 PASSED, OPEN, BLOCKED, SKIPPED, WRONG, ERROR = "passed", "todo", "blocked", "not judged", "wrong", "error"
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong, in the order in which a learner hears of it.
+    """What is wrong with an answer.  A learner is told the symptom first, then the cause, then the repair.
 
-    symptom: which result differs, how, and on which ranks.  cause: what in the code does that.  repair: what to do.
-    names_ranks: the symptom says by itself which ranks it speaks of.  explains: nothing more is to be found out.
+    Attributes:
+        symptom: which result differs, how, and on which ranks.
+        repair: what to do.
+        cause: what in the code leads to the symptom.
+        names_ranks: whether the symptom says which ranks it is about, so that nothing must be put before it.
+        explains: whether the symptom explains the mistake, so that no stated mistake that only begins alike is named.
     """
 
     symptom: str
@@ -24,17 +30,22 @@ class Fault:
     explains: bool = False
 
     def after(self, words: str) -> Fault:
-        """This, with words before the symptom."""
+        """Return the same fault with ``words`` put before the symptom."""
         return replace(self, symptom=words + self.symptom)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One exercise's outcome.
+    """The outcome of one exercise.
 
-    status: passed, todo (not written), blocked (right once another exercise is), not judged, wrong (it runs and
-    does something else), error (it raises).  diagnosis: what is wrong, in the learner's terms; on
-    passed a remark or nothing.  where: file and line, if there is one.  cause, repair: see ``Fault``.
+    Attributes:
+        exercise: its number, as "2.1".
+        function: the function's name.
+        status: one of the six words at the top of this file.
+        diagnosis: the symptom, in the learner's terms; if it has passed, a remark or "".
+        where: file and line of the error, as "lab2.py:30", or "".
+        cause: what in the code leads to the symptom.
+        repair: what to do.
     """
 
     exercise: str
@@ -47,18 +58,21 @@ class Verdict:
 
     @property
     def why(self) -> list[str]:
-        """What a learner hears after the symptom, in that order."""
+        """What a learner can be told after the symptom: a line with the cause, then one with the repair."""
         labelled = (("why", self.cause), ("do", self.repair))
         return [f"{label}: {text}" for label, text in labelled if text]
 
 
 def mend(repair: str, cause: str = "") -> Fault:
-    """What is said of an observation that describes itself."""
+    """Make advice: a fault without a symptom, for an observation that describes its symptom itself."""
     return Fault("", repair, cause)
 
 
 class Wrong(Exception):
-    """Raised by a check: the learner's code does something else than asked."""
+    """Raised by a check if the learner's code does something else than what was asked for.
+
+    Args: as the fields of ``Fault``.
+    """
 
     def __init__(self, symptom: str, repair: str = "", cause: str = ""):
         self.finding = Fault(clipped(symptom, 1000), repair, cause)  # it may quote what a learner's function returned
@@ -66,23 +80,32 @@ class Wrong(Exception):
 
 
 def clipped(text: str, most: int = 200) -> str:
-    """The first characters of a text, at most so many."""
+    """Cut a text to at most ``most`` characters, with "…" at the end if anything is cut."""
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def refuse(faults: Iterable[tuple]) -> None:
-    """Raise Wrong with the first symptom, and its repair if there is one, whose condition holds."""
-    for holds, *words in faults:
-        if holds:
+    """Raise Wrong for the first fault whose condition is true; do nothing if none is.
+
+    Args:
+        faults: tuples ``(condition, symptom[, repair[, cause]])``.
+    """
+    for condition, *words in faults:
+        if condition:
             raise Wrong(*words)
 
 
 class OutOfStep(Wrong):
-    """The ranks are about to do different things.  Every rank finds the same message."""
+    """The ranks are about to do different things, so they would hang.  It is raised on every rank, with one message."""
 
 
 class OtherGroup(Wrong):
-    """A collective is about to run among other ranks than those of the group that the function was given."""
+    """A collective is about to run among other ranks than those of the group that the function was given.
+
+    Args:
+        kind: the collective, as "all_reduce".
+        where: file and line of the call, or "".
+    """
 
     def __init__(self, kind: str, where: str):
         call = f"{kind} ({where})" if where else kind
@@ -92,8 +115,11 @@ class OtherGroup(Wrong):
 
 
 class PeerStopped(BaseException):
-    """Another rank has ended its judging, so this one cannot go on; the other has the reason."""
+    """This rank can't go on because another rank has ended the case; that rank has the reason."""
 
 
 class Unlike(Exception):
-    """This run does something else than the one that it is compared with, so nobody needs the rest of it."""
+    """Ends a run of an edited solution once it does something else than the learner's run, which it is compared with.
+
+    Its message is the name of the observation that differs.
+    """

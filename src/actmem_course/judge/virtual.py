@@ -1,9 +1,11 @@
-"""Virtual ranks: t threads of one process, of which one runs at a time, meet in collectives that are plain copies.
+"""Virtual ranks: threads of one process, of which one runs at a time, with collectives that copy tensors.
 
-Each thread has a torch.distributed world of its own, so the functions of torch.distributed, functional collectives and
-DTensor work unmodified.  A rank runs until it waits for one that isn't there yet; then the next one runs.  So a run is
-deterministic, a mismatch is a sentence at once, nothing hangs.
-Every run has new threads: a learner's grad mode, default group or autocast ends with it.
+Each thread has its own process groups, so the functions of torch.distributed, functional collectives and DTensor work
+unmodified.  A rank runs until it waits for another rank that hasn't come yet; then the next one runs.  So a run is
+deterministic, and nothing hangs: if ranks don't match, or if none can go on, the judge says so at once.
+
+Every run has new threads, so what a learner's code sets for its thread (grad mode, default group, autocast) ends with
+the run.
 """
 
 from __future__ import annotations
@@ -32,14 +34,16 @@ _local, _DEFAULT = threading.local(), torch.default_generator
 
 
 def rank_of_this_thread() -> int:
-    """The number of the virtual rank whose thread this is; 0 outside of all."""
+    """Return the number of the virtual rank that runs in this thread; 0 if none does."""
     rank = getattr(_local, "rank", None)
     return rank.number if rank else 0
 
 
 def file_and_line(frame: FrameType) -> str:
-    """File and line of a frame.  Some of Python's instructions, such as the jump of a loop, have no line: then the
-    one before."""
+    """Return a frame's file and line: "lab2.py:30".
+
+    Some of Python's instructions, such as the jump of a loop, have no line; then it is the line before.
+    """
     line = frame.f_lineno
     if line is None:
         lines = [(start, line) for start, _, line in frame.f_code.co_lines() if line and start <= frame.f_lasti]
@@ -48,36 +52,49 @@ def file_and_line(frame: FrameType) -> str:
 
 
 def innermost(file: str, frame: FrameType | None) -> FrameType | None:
-    """The innermost frame of ``file`` from ``frame`` on; None if there is none, as in backward of torch's operators."""
+    """Find the innermost frame whose code is in ``file``, from ``frame`` on outwards.
+
+    Returns: the frame; None if there is none, as in the backward pass of torch's operators.
+    """
     while frame is not None and frame.f_code.co_filename != file:
         frame = frame.f_back
     return frame
 
 
 def line_in(file: str) -> str:
-    """File and line of ``file`` where this thread is; "" outside."""
+    """Return the line of ``file`` at which this thread is: "lab2.py:30"; "" if it runs no code of that file."""
     frame = innermost(file, sys._getframe(1))
     return file_and_line(frame) if frame else ""
 
 
 def _locked() -> threading.Lock:
-    """A lock that another thread opens, once: faster than a semaphore, which is written in Python."""
+    """Make a locked lock, which another thread releases.  It is faster than a semaphore, which is written in Python."""
     lock = threading.Lock()
     lock.acquire()
     return lock
 
 
 class VirtualWork(dist.Work):
-    """The handle of a collective; its results are copied when it is waited for."""
+    """The handle of a collective.  Its results are copied into the output tensors when somebody waits for it.
+
+    Args:
+        rank: the rank that started it.
+        meeting: where the group's ranks meet.
+        place: which of the meeting's results are this rank's.
+        outputs: the tensors that the results are copied into.
+        kind: the collective, as "all_reduce".
+        line: the line of the learner's file that started it, or "".
+    """
 
     def __init__(self, rank: VirtualRank, meeting: Meeting, place: int, outputs: list[Tensor], kind: str, line: str):
         super().__init__()
         self._rank, self._meeting, self._place, self._outputs = rank, meeting, place, outputs
         self.kind, self.line, self.over = kind, line, False
-        if rank.plain:  # functional collectives are waited for when their result is read
+        if rank.plain:  # torch itself waits for functional collectives, when their result is read
             rank.unwaited.append(self)
 
     def wait(self, timeout=None) -> bool:
+        """Let other ranks run until all have come, and copy the results."""
         if not self.over:
             self.over = True
             self._rank.unwaited = [work for work in self._rank.unwaited if work is not self]
@@ -89,31 +106,42 @@ class VirtualWork(dist.Work):
         return True
 
     def is_completed(self) -> bool:
+        """Return whether all ranks have come."""
         return self._meeting.over
 
     def get_future(self):
+        """Wait, and return a finished future with the output tensors."""
         self.wait()
         future: torch.futures.Future = torch.futures.Future()
         future.set_result(self._outputs)
         return future
 
 
-#: Collectives that treat each element by itself: any order of the elements in memory is right.
+#: Collectives that treat each element by itself, so that any order of the elements in memory is right.
 _BY_ELEMENT = ("all_reduce", "broadcast", "reduce")
 
 
 def _is_dense(x: Tensor) -> bool:
-    """Whether nothing lies between a tensor's elements, in whatever order."""
+    """Whether a tensor's elements lie next to each other in memory, in any order."""
     return x.numel() == 0 or 1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride())) == x.numel()
 
 
-def _alike(combine: Callable[[list[Tensor]], Tensor]) -> Callable[[list], list]:
-    """What every rank takes away from a collective that combines what the ranks brought."""
+def _same_for_all(combine: Callable[[list[Tensor]], Tensor]) -> Callable[[list], list]:
+    """Make the ``Meeting.make`` of a collective after which every rank has the same.
+
+    Args:
+        combine: makes one tensor out of one tensor of each rank.
+    """
     return lambda everyone: [[combine(list(of_ranks)) for of_ranks in zip(*everyone)]] * len(everyone)
 
 
 class Group(dist.ProcessGroup):
-    """A process group of virtual ranks."""
+    """A process group of virtual ranks: torch's collectives call its methods.
+
+    Args:
+        rank: this rank's number in the group.
+        size: how many ranks the group has.
+    """
 
     def __init__(self, rank: int, size: int):
         super().__init__(rank, size)  # type: ignore[call-arg]
@@ -138,10 +166,20 @@ class Group(dist.ProcessGroup):
     def _meet(
         self, kind: str, tensors: list[Tensor], outputs: list[Tensor], make, more: tuple = (), sized=None
     ) -> VirtualWork:
-        """sized: the tensors whose sizes must agree, where a rank may have none of the others."""
+        """Start a collective: come to the meeting of the group's ranks for it.
+
+        Args:
+            kind: the collective, as "all_reduce".
+            tensors: what this rank brings.
+            outputs: the tensors that its results are copied into.
+            make: see ``Meeting.make``.
+            more: further arguments that must be the same on all ranks.
+            sized: the tensors whose number of elements must be the same on all ranks, if that isn't so for
+                ``tensors`` and ``outputs``.
+        """
         me: VirtualRank = _local.rank
         line = line_in(me.file)
-        if self._known is None:  # torch knows it when the group is made
+        if self._known is None:  # only after the group is made does torch know its name and its ranks
             self._known = self.group_name, [me.ranks.members[k] for k in dist.get_process_group_ranks(self)]
         name, members = self._known
         numbers = [member.number for member in members]
@@ -160,7 +198,7 @@ class Group(dist.ProcessGroup):
 
     def allreduce(self, tensors, opts=None):  # type: ignore[override]
         op = getattr(opts, "reduceOp", dist.ReduceOp.SUM)
-        return self._meet("all_reduce", tensors, tensors, _alike(lambda of: reduced(of, op)), (name_of(op),))
+        return self._meet("all_reduce", tensors, tensors, _same_for_all(lambda of: reduced(of, op)), (name_of(op),))
 
     def allgather(self, outputs, tensors, opts=None):
         return self._meet("all_gather", tensors, outputs[0], lambda all_: [[own[0] for own in all_]] * len(all_))
@@ -169,7 +207,7 @@ class Group(dist.ProcessGroup):
         return self.all_gather_single_coalesced([output], [tensor])
 
     def all_gather_single_coalesced(self, outputs, tensors, opts=None):
-        joined = _alike(lambda of: torch.cat([x.flatten() for x in of]))
+        joined = _same_for_all(lambda of: torch.cat([x.flatten() for x in of]))
         return self._meet("all_gather", tensors, outputs, joined)
 
     def reduce_scatter(self, outputs, lists, opts=None):  # type: ignore[override]
@@ -195,7 +233,7 @@ class Group(dist.ProcessGroup):
         root, op = opts.rootRank, opts.reduceOp
 
         def make(everyone):
-            sums = _alike(lambda of: reduced(of, op))(everyone)[root]
+            sums = _same_for_all(lambda of: reduced(of, op))(everyone)[root]
             return [sums if k == root else [None] * len(sums) for k in range(len(everyone))]
 
         return self._meet("reduce", tensors, tensors, make, (root, name_of(op)))
@@ -232,7 +270,10 @@ class Group(dist.ProcessGroup):
         return self._message("receive", source, self._rank, tag, [], tensors)
 
     def _message(self, kind: str, source: int, to: int, tag: int, tensors: list, outputs: list) -> VirtualWork:
-        """A message is a meeting of the rank that sends, which waits for nobody, and the one that receives."""
+        """Start to send or to receive.
+
+        A message is a meeting of one rank, the sender, which waits for nobody; the receiver waits until it is over.
+        """
         me: VirtualRank = _local.rank
         line = line_in(me.file)
         members = dist.get_process_group_ranks(self)
@@ -245,7 +286,7 @@ class Group(dist.ProcessGroup):
                 meeting.join(0, (kind, line), [x.detach().clone() for x in tensors], [])
         return VirtualWork(me, meeting, 0, outputs, kind, line)
 
-    # As these were called before torch 2.13.
+    # The names of these methods before torch 2.13.
     _allgather_base, _reduce_scatter_base, alltoall_base = all_gather_single, reduce_scatter_single, all_to_all_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
@@ -253,10 +294,13 @@ class Group(dist.ProcessGroup):
 
 
 class Watch:
-    """The collectives of a rank while a block of the learner's code runs.
+    """What was noted about a rank's collectives while some of the learner's code ran.
 
-    unwaited: collectives whose handles nobody has waited for.  unrecorded: where a collective ran on a tensor that
-    autograd was following.
+    Attributes:
+        collectives: those that ran, in order.
+        unwaited: in words, those whose handles nobody has waited for.
+        unrecorded: in words, the first one that ran on a tensor that needs a gradient, so that autograd lost track; ""
+            if there is none.
     """
 
     def __init__(self) -> None:
@@ -266,7 +310,29 @@ class Watch:
 
 
 class VirtualRank:
-    """One rank: its thread's side.  file: the learner's."""
+    """One virtual rank: its place in the turns, and what the judge notes about it.
+
+    Args:
+        ranks: all ranks of the run.
+        number: this rank's number, from 0.
+        file: the learner's file, whose lines are named.
+
+    Attributes:
+        go: released when it is this rank's turn.
+        done: whether its job is over.
+        thread: its thread's identifier.
+        result: what its job returned or raised.
+        waits: the meeting that it waits for, and what it is doing there, as ``deadlock`` takes it; None if it can run.
+        stop: an exception to raise when its turn comes.
+        watches: those to which its collectives are added.
+        unwaited: handles that nobody has waited for.
+        plain: whether its latest collective was called by a function of torch.distributed, not a functional one.
+        expected: the numbers of the ranks among which a collective may run; None for any.
+        counts: how many meetings of each kind it has come to.
+        state: the state of torch's default random generator on this rank.
+        calls: how many calls of the learner's functions the case has made.
+        call_began: when the latest of them began.
+    """
 
     def __init__(self, ranks: VirtualRanks, number: int, file: str):
         self.ranks, self.number, self.size, self.file = ranks, number, ranks.size, file
@@ -276,21 +342,28 @@ class VirtualRank:
         self.stop: BaseException | None = None
         self.watches: list[Watch] = []
         self.unwaited: list[VirtualWork] = []
-        #: Whether its latest collective was called by a function of torch.distributed.
         self.plain = True
-        #: The ranks among which a collective may run; None for any.
         self.expected: list[int] | None = None
         self.counts: dict[tuple, int] = {}
         self.state = torch.empty(0)
-        #: Calls of the file's functions by the case, and when the latest began.
         self.calls, self.call_began = 0, 0.0
 
     def calling(self) -> None:
-        """The case calls a function of the file."""
+        """Note that the case calls a function of the learner's file."""
         self.calls, self.call_began = self.calls + 1, time.monotonic()
 
     def note(self, kind: str, line: str, tensors: list[Tensor], outputs: list[Tensor], members: list[int]) -> None:
-        """A collective of this rank is about to run among ``members``."""
+        """Note that this rank is about to run a collective.
+
+        Args:
+            kind: the collective, as "all_reduce".
+            line: the line of the learner's file that calls it, or "".
+            tensors: what the rank brings.
+            outputs: the tensors that its results are copied into.
+            members: the numbers of the group's ranks among all ranks.
+
+        Raises: OtherGroup if the group is another one than expected; Wrong if a tensor isn't contiguous.
+        """
         if self.expected is not None and members != self.expected:
             raise OtherGroup(kind, line)
         if not all(map(_is_dense if kind in _BY_ELEMENT else Tensor.is_contiguous, tensors)):
@@ -304,7 +377,7 @@ class VirtualRank:
         caller = sys._getframe(2)
         while caller.f_code.co_filename == __file__:
             caller = caller.f_back  # type: ignore[assignment]
-        # Functional collectives come from torch's dispatcher, below autograd.
+        # Functional collectives are called by torch's dispatcher, below autograd.
         self.plain = caller.f_globals.get("__name__") == "torch.distributed.distributed_c10d"
         for watch in self.watches:
             watch.collectives.append(Collective(kind.replace("_", "-"), payload))
@@ -312,7 +385,10 @@ class VirtualRank:
                 watch.unrecorded = watch.unrecorded or f"{kind} ({line})"
 
     def wait_for(self, meeting: Meeting, kind: str, line: str = "") -> None:
-        """Let other ranks run until ``meeting`` is over."""
+        """Let other ranks run until ``meeting`` is over.
+
+        Raises: the meeting's ``wrong``; OutOfStep if no rank can go on; PeerStopped if another rank has ended the case.
+        """
         while not meeting.over:
             self.waits = meeting, (kind, 0, "", line)
             self.ranks.next_turn(self)
@@ -325,7 +401,7 @@ class VirtualRank:
             raise meeting.wrong
 
     def gather(self, value: object) -> list:
-        """Every rank's ``value``, by rank; ends this rank's judging if another has ended its own."""
+        """Return the ``value`` of every rank, by rank.  Raises PeerStopped if another rank has ended the case."""
         if self.size == 1:
             return [value]
         self.counts[("gather",)] = count = self.counts.get(("gather",), 0) + 1
@@ -337,7 +413,11 @@ class VirtualRank:
 
     @contextmanager
     def watching(self, expected: list[int] | None = None) -> Iterator[Watch]:
-        """Run the learner's code in this.  expected: the ranks of the group that it was given."""
+        """Make a context for the learner's code, which notes its collectives; at its end all ranks wait for each other.
+
+        Args:
+            expected: the numbers of the ranks among which collectives may run; None for any.
+        """
         watch, before, handles = Watch(), self.expected, list(self.unwaited)
         self.watches.append(watch)
         self.expected = expected
@@ -352,9 +432,16 @@ class VirtualRank:
 
 
 class VirtualRanks:
-    """``size`` ranks, for one run after the other.
+    """Virtual ranks, on which one run after the other is made.
 
-    alone: one rank without a process group.
+    Args:
+        size: how many there are.
+        alone: whether there is only one, without a process group.
+
+    Attributes:
+        members: the ranks of the latest run.
+        meetings: the collectives of the latest run, by group, ranks and count.
+        running: the rank whose turn it is.
     """
 
     def __init__(self, size: int, alone: bool = False):
@@ -365,7 +452,14 @@ class VirtualRanks:
         self._over, self._turns = _locked(), deque[VirtualRank]()
 
     def run(self, job: Callable[[VirtualRank], Any], file: str = "") -> list:
-        """``job(rank)`` on each rank: what it returned, or the exception that it raised."""
+        """Run a job on each rank.
+
+        Args:
+            job: takes a rank.
+            file: the learner's file, whose lines are named.
+
+        Returns: for each rank, what its job returned, or the exception that it raised.
+        """
         self.meetings = {}
         self.members = [VirtualRank(self, number, file) for number in range(self.size)]
         store = dist.HashStore()
@@ -381,18 +475,20 @@ class VirtualRanks:
         return [rank.result for rank in self.members]
 
     def next_turn(self, rank: VirtualRank) -> None:
-        """Called by the rank that runs: it waits, or is done, so the next one goes on."""
+        """Let the next rank run.  The rank that runs calls it, when it must wait or is done."""
         with no_dispatch_modes():
             rank.state = _DEFAULT.get_state()
             self._begin_turn()
 
     def _begin_turn(self) -> None:
-        """In each round, whoever can go on has a turn.  The rank that ends its own begins the next: one switch of
-        threads, not two."""
+        """Begin the next rank's turn; in each round every rank that can go on has one.
+
+        The rank whose turn ends does this itself: that takes one switch of threads, not two.
+        """
         if not self._turns:
             left = [rank for rank in self.members if not rank.done]
             able = [rank for rank in left if rank.waits is None or rank.waits[0].over]
-            self._turns.extend(able or self._stuck(left))
+            self._turns.extend(able or self._stop(left))
         self.running = self._turns.popleft() if self._turns else None
         if self.running is None:
             self._over.release()
@@ -401,6 +497,7 @@ class VirtualRanks:
             self.running.go.release()
 
     def _serve(self, rank: VirtualRank, job: Callable[[VirtualRank], Any], store: dist.Store) -> None:
+        """Run a rank's job in this thread, when its turn comes."""
         _local.rank, rank.thread = rank, threading.get_ident()
         rank.go.acquire()
         try:
@@ -412,10 +509,10 @@ class VirtualRanks:
         rank.done = True
         self.next_turn(rank)
 
-    def _stuck(self, waiting: list[VirtualRank]) -> list[VirtualRank]:
-        """No rank can go on: every one that waits gets an exception that says why."""
+    def _stop(self, waiting: list[VirtualRank]) -> list[VirtualRank]:
+        """End all ranks that wait, where none can go on, by an exception that says why; return these ranks."""
         if len(waiting) < self.size:
-            why: BaseException = PeerStopped()  # whoever has ended has the reason
+            why: BaseException = PeerStopped()  # a rank that is done has the reason
         else:
             why = OutOfStep(deadlock({rank.number: rank.waits[1] for rank in waiting if rank.waits}))
         for rank in waiting:

@@ -1,7 +1,7 @@
-"""The judge's process: ``python -m actmem_course.judge.worker``, started by the parent, which tells it what to judge.
+"""The judge's process, which the parent (``judge.parent``) starts and tells what to judge.
 
-It loads the learner's file, once for each virtual rank, judges, and says on its line what it is doing.  It watches
-nobody: the parent sees whether it lives, how long it takes, and asks where it stands.
+It runs the learner's file, once for each virtual rank, judges its exercises, and sends the parent messages on a pipe.
+It doesn't watch itself: the parent sees whether it lives and how long it takes, and asks which line it is at.
 """
 
 from __future__ import annotations
@@ -39,26 +39,30 @@ from actmem_course.judge.printed import Printed
 from actmem_course.judge.verdict import SKIPPED, Verdict
 from actmem_course.judge.virtual import file_and_line, innermost
 
-_leave = os._exit  # a learner's code meets another one
+_leave = os._exit  # main puts another function in its place, for learners' code
 
 
 class Worker:
-    """Judges on virtual ranks, and remembers between two judgements of a file."""
+    """Judges whenever the parent asks, and remembers verdicts, so that what hasn't changed isn't judged again.
+
+    Args:
+        line: the pipe to the parent.
+    """
 
     def __init__(self, line: Connection):
         self.line = line
         self.printed = Printed(lambda text: self.tell(printed=text))
         self.commands: queue.Queue[dict[str, Any]] = queue.Queue()
         self.judging: Judge | None = None
-        #: What each exercise's function and all it uses read when it was judged, and the verdict.
+        #: By exercise's number: the texts of its function and of all that it uses when it was judged, and the verdict.
         self.judged: dict[str, tuple[list[str], Verdict]] = {}
 
     def tell(self, **message: Any) -> None:
-        """Say something to the parent."""
+        """Send the parent a message."""
         self.line.send_bytes(json.dumps(message, ensure_ascii=False).encode())
 
     def listen(self) -> None:
-        """Take the parent's commands; end with it.  Runs in a thread of its own."""
+        """Receive the parent's commands, and end this process when the parent has ended.  Runs in its own thread."""
         with suppress(EOFError, OSError):
             while True:
                 command = json.loads(self.line.recv_bytes())
@@ -70,7 +74,14 @@ class Worker:
         _leave(0)
 
     def where(self, file: str) -> tuple[str, float]:
-        """What the learner's code is doing, in words, and for how many seconds the latest of several calls has run."""
+        """Say where the learner's code is.
+
+        Args:
+            file: the learner's file.
+
+        Returns: the place, in words; and for how many seconds the case's latest call of a function has run, infinite if
+            it is the first.
+        """
         rank = self.judging and self.judging.running
         if not rank:
             return "it is in none of your functions", 0.0
@@ -78,7 +89,7 @@ class Worker:
         return f"rank {rank.number} {_standing(rank.thread, file)}", in_call
 
     def run(self) -> None:
-        """Judge whenever the parent asks."""
+        """Judge whenever the parent asks, without end."""
         while True:
             command = self.commands.get()
             with redirect_stdout(self.printed), redirect_stderr(self.printed):
@@ -86,14 +97,21 @@ class Worker:
             self.tell(done=True)
 
     def warm_up(self) -> None:
-        """Load what torch loads when it first sees an operation: seconds that are no learner's."""
+        """Make torch load what it loads at its first operation, so that these seconds don't count for a learner."""
         torch.set_num_threads(1)
         with count_collectives():
             x = torch.ones(2, requires_grad=True)
             (x * 1).sum().backward()
 
     def judge(self, command: dict[str, Any]) -> None:
-        """Every exercise of the command, in order."""
+        """Judge a file, and send the parent each verdict.
+
+        Args:
+            command: the parent's message.  Its keys: "lab", the lab's name; "file" and "source", the file's path and
+                text; "only", numbers of exercises, or none for all; "size", how many ranks; "changed_only", whether an
+                exercise whose text hasn't changed keeps its verdict; and "passed" and "endless", names of functions
+                that are known to be right, or not to end.
+        """
         lab, path, source = load_lab(command["lab"]), Path(command["file"]), command["source"].encode("latin-1")
         exercises = lab.choose(command["only"], "only")
         size = max(command["size"], lab.fewest_virtual)
@@ -116,7 +134,7 @@ class Worker:
             else:
                 self.tell(begin=exercise.number, seconds=exercise.seconds)
                 verdict = judge.judge(exercise)
-                torch.set_default_dtype(torch.float32)  # what else a learner sets ends with the ranks' threads
+                torch.set_default_dtype(torch.float32)  # a learner's other settings end with the ranks' threads
             judge.know(exercise, verdict)
             self.judged[exercise.number] = reads, verdict
             self.printed.end()
@@ -137,16 +155,21 @@ class Worker:
 
 
 def _standing(thread: int | None, file: str) -> str:
-    """Where a thread is in the learner's file, to follow "rank 1" in a sentence."""
+    """Say where in the learner's file a thread is, in words that follow "rank 1"."""
     frame = innermost(file, sys._current_frames().get(thread or 0))
     return f"is at {file_and_line(frame)}, in {frame.f_code.co_name}" if frame else "is in none of your functions"
 
 
 def names_in(path: Path, source: bytes) -> dict:
-    """The names of a learner's file, run afresh.  It may read otherwise by now: tracebacks show ``source``."""
+    """Run a learner's file, and return the names that it defines.
+
+    Args:
+        path: the file.
+        source: its text, which tracebacks show too: the file may have been saved again since.
+    """
     code = compile(source, str(path), "exec")
     if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))  # it may import what lies beside it, after everything else
+        sys.path.append(str(path.parent))  # last, so that a file beside it hides no module
     linecache.cache[str(path)] = len(source), None, decode_source(source).splitlines(keepends=True), str(path)
     names = {"__name__": "learner", "__file__": str(path)}
     exec(code, names)
@@ -154,23 +177,24 @@ def names_in(path: Path, source: bytes) -> dict:
 
 
 def _texts(source: bytes) -> dict[str, str]:
-    """The statements that give each name of a file its value, without their comments and places."""
+    """For each name of a file, the statements that give it its value, as text without comments and line numbers."""
     texts: dict[str, str] = {}
     for statement in ast.parse(source).body:
         for node in [statement] if hasattr(statement, "name") else ast.walk(statement):
-            own = str(getattr(node, "asname", None) or getattr(node, "name", None) or getattr(node, "id", ""))
-            texts[own] = texts.get(own, "") + ast.dump(statement)
+            name = str(getattr(node, "asname", None) or getattr(node, "name", None) or getattr(node, "id", ""))
+            texts[name] = texts.get(name, "") + ast.dump(statement)
     return texts
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and ends its ranks
+    """Run the judge's process until the parent ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and ends this process
     faulthandler.enable(int(os.environ[CRASHES]))
-    os._exit = sys.exit  # type: ignore[assignment]  # else a learner's os._exit(0) ends with 0 and no verdict
+    os._exit = sys.exit  # type: ignore[assignment]  # else a learner's os._exit(0) would end this without a verdict
     sys.breakpointhook = pdb.set_trace = _no_debugger
     warnings.simplefilter("ignore")  # torch's, of the judge's own tensors as well
     for stream in (sys.stdout, sys.stderr):
-        # Ranks share the screen, and PYTHONUNBUFFERED would mix the parts of their lines.
+        # Whole lines at a time: ranks share the screen, and PYTHONUNBUFFERED would mix parts of their lines.
         stream.reconfigure(errors="replace", line_buffering=True, write_through=False)  # type: ignore[union-attr]
     worker = Worker(Connection(int(os.environ[LINE])))
     threading.Thread(target=worker.listen, name="line", daemon=True).start()

@@ -1,4 +1,4 @@
-"""A plan in the words of three frameworks: their flags and keys, or what of it they can't run."""
+"""Write a plan as the settings of three frameworks: Megatron-LM, torchtitan and Hugging Face's Trainer."""
 
 from __future__ import annotations
 
@@ -8,36 +8,46 @@ from actmem_tools.plan.frameworks import LACKS
 from actmem_tools.plan.planned_models import PlannedModel
 from actmem_tools.plan.search import Plan, chunk_layers
 
-#: The base of rotary positions, by how names begin: 2407.21783 section 3.2, and config.json of Qwen3 and Mixtral.
+#: The base of rotary positions, by how a model's name begins: 2407.21783 section 3.2, and config.json of Qwen3 and
+#: Mixtral.
 _ROTARY_BASES = {"llama3": 500_000, "qwen3": 1_000_000, "mixtral": 1_000_000}
 _MEGATRON_FSDP = ["--overlap-param-gather", "--use-megatron-fsdp", "--use-distributed-optimizer",
                   "--no-gradient-accumulation-fusion", "--ckpt-format fsdp_dtensor"]  # fmt: skip
-#: By ZeRO stage; from stage 2 on in Megatron-FSDP's words.
+#: Megatron-LM's flags for each ZeRO stage; from stage 2 on those of Megatron-FSDP.
 _MEGATRON_ZERO: dict[int, list[str]] = {
     0: [],
     1: ["--overlap-param-gather", "--use-distributed-optimizer"],
     2: [*_MEGATRON_FSDP, "--data-parallel-sharding-strategy optim_grads"],
     3: [*_MEGATRON_FSDP, "--data-parallel-sharding-strategy optim_grads_params"],
 }
-#: Megatron-LM's arguments.py asserts the first, and warns of the second, from one tensor or context rank more on.
+#: What to export before a run of Megatron-LM with tensor or context parallelism: its arguments.py asks for it.
 _CONNECTIONS = "export CUDA_DEVICE_MAX_CONNECTIONS=1  # not from Blackwell on"
 _MEGATRON_RECOMPUTE: dict[str, list[str]] = {
     "none": [],
     "selective": ["--recompute-granularity selective", "--recompute-modules core_attn"],
     "full": ["--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1"],
 }
-#: What DeepSpeed must have; "auto" is what TrainingArguments say.
+#: Keys that a configuration of DeepSpeed must have; "auto" takes them from TrainingArguments.
 _DEEPSPEED_SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 
 
 def settings_lines(framework: str, model: PlannedModel, plan: Plan, global_batch_size: int) -> list[str]:
-    """What to set in the framework of that name, or the reason why it can't run the plan."""
+    """Write a plan as the settings of one framework.
+
+    Args:
+        framework: "Megatron-LM", "torchtitan" or "Hugging Face".
+        model: what the plan trains.
+        plan: the plan.
+        global_batch_size: sequences of one step.
+
+    Returns: lines to paste; or one line, a comment with the reason, if the framework can't run the plan.
+    """
     lack = LACKS[framework](model, plan.layout, plan.recompute)
     return [f"# it can't run this plan: {lack}"] if lack else _SETTINGS[framework](model, plan, global_batch_size)
 
 
-def _whole_again(model: PlannedModel, plan: Plan) -> list[str]:
-    """Megatron-LM's CheckpointFunction runs the last matmul too, ours doesn't."""
+def _full_recompute_note(model: PlannedModel, plan: Plan) -> list[str]:
+    """Say that Megatron-LM's checkpoint also recomputes a layer's last matmul, which the plan's doesn't."""
     if plan.recompute != "full":
         return []
     axes = plan.layout.layer_axes
@@ -49,7 +59,10 @@ def _whole_again(model: PlannedModel, plan: Plan) -> list[str]:
 
 
 def megatron_settings(model: PlannedModel, plan: Plan, global_batch_size: int) -> list[str]:
-    """Flags of Megatron-LM's pretrain scripts, and what to export first."""
+    """Write a plan as flags of Megatron-LM's pretrain scripts, after the variable to export where one is needed.
+
+    Args: as of ``settings_lines``.
+    """
     layout, shape = plan.layout, model.shape
     t, p, m = layout.tensor_parallel_size, layout.pipeline_parallel_size, layout.num_model_chunks
     groups = getattr(shape, "num_key_value_heads", shape.num_attention_heads)
@@ -61,7 +74,7 @@ def megatron_settings(model: PlannedModel, plan: Plan, global_batch_size: int) -
         *_megatron_layer(model),
         f"--seq-length {model.seq_length}",
         f"--max-position-embeddings {model.seq_length}",
-        # Its tokenizer adds a token.
+        # NullTokenizer adds one token to the vocabulary.
         "--tokenizer-type NullTokenizer",
         f"--vocab-size {shape.vocab_size - 1}",
         "--make-vocab-size-divisible-by 1",
@@ -94,22 +107,22 @@ def megatron_settings(model: PlannedModel, plan: Plan, global_batch_size: int) -
     if layout.replicas > 1:
         flags.append("--overlap-grad-reduce")
     flags += _MEGATRON_ZERO[layout.zero_stage] + [*model.optimizer.megatron]
-    flags += [*_MEGATRON_RECOMPUTE[plan.recompute], *_whole_again(model, plan)]
-    # Megatron-FSDP refuses it.
+    flags += [*_MEGATRON_RECOMPUTE[plan.recompute], *_full_recompute_note(model, plan)]
+    # Megatron-FSDP refuses to run with that variable.
     connections = max(t, layout.context_parallel_size) > 1 and layout.zero_stage < 2
     return [_CONNECTIONS, *flags] if connections else flags
 
 
 def _layers_of_stages(model: PlannedModel, plan: Plan) -> tuple[int, int, int]:
-    """Layers of most stages, of the first, and of the last, with each chunk as a stage of its own."""
+    """Return how many layers most stages have, the first one, and the last one; each chunk is a stage of its own."""
     sizes = chunk_layers(model.num_layers, plan.layout.pipeline_parallel_size, plan.layout.num_model_chunks)
     return max(sizes), sizes[0], sizes[-1]
 
 
 def _megatron_layer(model: PlannedModel) -> list[str]:
-    """The flags that make its GPT this model.
+    """Return the flags that make Megatron-LM's GPT this model.
 
-    Without them it has biases, GELU, LayerNorm, learned positions and dropout.
+    Without any flags it has biases, GELU, LayerNorm, learned positions and dropout.
     """
     shape = model.shape
     if not isinstance(shape, LlamaShape):
@@ -129,7 +142,7 @@ def _megatron_layer(model: PlannedModel) -> list[str]:
 
 
 def torchtitan_settings(model: PlannedModel, plan: Plan, global_batch_size: int) -> list[str]:
-    """Lines of a configuration file of torchtitan 0.2.2."""
+    """Write a plan as a configuration file (TOML) of torchtitan 0.2.2.  Args: as of ``settings_lines``."""
     layout, n = plan.layout, plan.num_microbatches
     family, _, flavor = model.name.partition("-")
     lines = [
@@ -148,7 +161,8 @@ def torchtitan_settings(model: PlannedModel, plan: Plan, global_batch_size: int)
         "[training]",
         'mixed_precision_param = "bfloat16"',
         'mixed_precision_reduce = "float32"',
-        # Its pipeline splits this into microbatches; without one it accumulates up to the global batch.
+        # With a pipeline, torchtitan splits this into microbatches; without one it runs so many sequences at a time
+        # until it has the global batch.
         f"local_batch_size = {layout.micro_batch_size * (n if layout.pipeline_parallel_size > 1 else 1)}",
         f"global_batch_size = {global_batch_size}",
         f"seq_len = {model.seq_length}",
@@ -173,13 +187,16 @@ def torchtitan_settings(model: PlannedModel, plan: Plan, global_batch_size: int)
         ]
     policy = "always" if layout.zero_stage == 3 else "never"
     lines.append(f'fsdp_reshard_after_forward = "{policy}"')
-    # As planned, recomputation stops after the last tensor that backward reads.
+    # early_stop: as in the plan, recomputation stops at the last tensor that backward reads.
     return [*lines, "[activation_checkpoint]", f'mode = "{plan.recompute}"', "early_stop = true"]
 
 
 def hugging_face_settings(model: PlannedModel, plan: Plan, global_batch_size: int) -> list[str]:
-    """Arguments of transformers' TrainingArguments, for accelerate."""
-    layout, again = plan.layout, plan.recompute == "full"
+    """Write a plan as arguments of transformers' TrainingArguments, which runs on accelerate.
+
+    Args: as of ``settings_lines``.
+    """
+    layout, checkpoints = plan.layout, plan.recompute == "full"
     lines = [
         f"per_device_train_batch_size={layout.micro_batch_size}",
         f"gradient_accumulation_steps={plan.num_microbatches}",
@@ -187,9 +204,9 @@ def hugging_face_settings(model: PlannedModel, plan: Plan, global_batch_size: in
         *model.optimizer.trainer,
     ]
     if layout.zero_stage == 3:
-        lines += ["fsdp=True", f"fsdp_config={ {'version': 2, 'activation_checkpointing': again} }"]
+        lines += ["fsdp=True", f"fsdp_config={ {'version': 2, 'activation_checkpointing': checkpoints} }"]
     else:
-        lines.append(f"activation_checkpointing={again}")
+        lines.append(f"activation_checkpointing={checkpoints}")
     if layout.zero_stage in (1, 2):
         stage = {"zero_optimization": {"stage": layout.zero_stage}, "bf16": {"enabled": True}}
         lines.append(f"deepspeed={stage | dict.fromkeys(_DEEPSPEED_SIZES, 'auto')}")
@@ -203,14 +220,14 @@ def hugging_face_settings(model: PlannedModel, plan: Plan, global_batch_size: in
 
 
 def hugging_face_config(model: PlannedModel) -> dict:
-    """What transformers makes a named model of.
+    """Write a planned model as a configuration of Hugging Face's transformers.
 
     Args:
         model: one of ``PLANNED_MODELS``.
 
-    Returns: the fields of a ``config.json``, with ``model_type``, as ``AutoConfig.for_model`` takes them.
+    Returns: the fields of a ``config.json``, with ``model_type``, as arguments of ``AutoConfig.for_model``.
 
-    Raises: ConfigError if transformers' code has no such layer, or if its layers can't be solved.
+    Raises: ConfigError if transformers has no such model, or if the model has experts, whose layers can't be solved.
     """
     shape = model.shape
     if not isinstance(shape, LlamaShape):

@@ -1,4 +1,7 @@
-"""What of a plan the frameworks whose settings are printed can't run: one reason each, or none."""
+"""Whether a framework can run a plan, for each of the three whose settings ``actmem plan`` prints.
+
+Each function below returns the reason why its framework can't, in one sentence, or "" if it can.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from actmem.config import Parallel
 from actmem_more.llama_shape import LlamaShape
 from actmem_tools.plan.planned_models import PlannedModel
 
-#: Models of torchtitan 0.2.2, by how names begin.
+#: The planned models that torchtitan 0.2.2 has: their names begin so.
 TITAN_FAMILIES = ("llama3", "qwen3")
 
 
@@ -17,16 +20,16 @@ def _common_lack(recompute: str) -> str:
 
 
 def megatron_lack(model: PlannedModel, layout: Parallel, recompute: str) -> str:
-    """Why Megatron-LM can't run this; empty if it can."""
+    """Return why Megatron-LM can't run this model, layout and mode of recomputation; "" if it can."""
     if model.routing and layout.tensor_parallel_size > 1 and not layout.sequence_parallel:
         return "it has no tensor parallelism with experts unless the sequence is cut too"
     return _common_lack(recompute)
 
 
 def torchtitan_lack(model: PlannedModel, layout: Parallel, recompute: str) -> str:
-    """Why torchtitan can't run this; empty if it can.
+    """Return why torchtitan can't run this model, layout and mode of recomputation; "" if it can.
 
-    Its bill is FSDP2's: without that it trains in float32, or under autocast with float32 weights.
+    Without FSDP2 it trains in float32, or under autocast with float32 weights, and the planner bills neither.
     """
     if model.name.partition("-")[0] not in TITAN_FAMILIES:
         return f"it has no {model.name}"
@@ -45,7 +48,7 @@ def torchtitan_lack(model: PlannedModel, layout: Parallel, recompute: str) -> st
 
 
 def hugging_face_lack(model: PlannedModel, layout: Parallel, recompute: str) -> str:
-    """Why transformers' Trainer, with accelerate, can't run this; empty if it can."""
+    """Return why transformers' Trainer, with accelerate, can't run this model, layout and mode; "" if it can."""
     t, c = layout.tensor_parallel_size, layout.context_parallel_size
     if not isinstance(model.shape, LlamaShape):
         return f"it has no {model.name}, whose layer is the paper's"
@@ -62,10 +65,10 @@ def hugging_face_lack(model: PlannedModel, layout: Parallel, recompute: str) -> 
     return ""
 
 
-#: By the framework's name.
+#: The functions above by their framework's name.
 LACKS = {"Megatron-LM": megatron_lack, "torchtitan": torchtitan_lack, "Hugging Face": hugging_face_lack}
 
 
 def some_framework_runs(model: PlannedModel, layout: Parallel, recompute: str) -> bool:
-    """Whether settings can be printed that run this."""
+    """Return whether one of the three frameworks can run this model, layout and mode of recomputation."""
     return any(not lack(model, layout, recompute) for lack in LACKS.values())

@@ -1,6 +1,6 @@
-"""The optimizers that a plan can bill: their bytes, what their step makes, and how each framework names them.
+"""The optimizers that a plan can have: what they keep, what their step allocates, and how each framework names them.
 
-To add one, add it here.
+To add an optimizer, add it to ``OPTIMIZERS``.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from actmem.formulas.states import ADAM, State
 
 @dataclass(frozen=True)
 class Optimizer:
-    """One optimizer.
+    """An optimizer that a plan can have.
 
     Args:
         name: as ``plan --optimizer`` takes it.
-        states: what it keeps beside the weights, the gradients and a float32 copy of the weights.
-        code: what makes it in PyTorch; "" for the default of the printed code.
-        trainer: its name in transformers' TrainingArguments, and what its arguments must be.
-        megatron: its flags in Megatron-LM.
-        copies_in_step: whether its step, with ``foreach``, makes as many bytes as the weights it trains.
-        is_default: whether every framework trains with it unasked.
+        states: what it keeps for each parameter, without the weight, its gradient and a float32 copy of the weight.
+        code: the PyTorch expression that makes it; "" if the code that is printed with a plan needs no such line.
+        trainer: arguments of transformers' TrainingArguments.
+        megatron: flags of Megatron-LM, or a comment if it doesn't have this optimizer.
+        copies_in_step: whether its step allocates as many bytes as the weights have, as AdamW with ``foreach`` does.
+        is_default: whether it is AdamW, which every framework trains with unless told otherwise.
     """
 
     name: str
@@ -35,13 +35,14 @@ class Optimizer:
 
     @property
     def all_states(self) -> tuple[State, ...]:
-        """What mixed precision with float32 gradients keeps of every parameter."""
+        """What mixed-precision training with float32 gradients keeps of every parameter: weight, gradient, float32
+        copy, and ``states``."""
         return (*ADAM["float32 gradients"][:3], *self.states)
 
 
 OPTIMIZERS = {
-    one.name: one
-    for one in (
+    optimizer.name: optimizer
+    for optimizer in (
         Optimizer(
             "adamw",
             states=ADAM["float32 gradients"][3:],
@@ -63,7 +64,7 @@ OPTIMIZERS = {
                 State("Adam moments, 8-bit", 2, "a byte of each (2110.02861; torchao's AdamW8bit)"),
                 State("scales of the moments", 8, "float32, of each for 256 parameters", parameters=256),
             ),
-            # It isn't run here: weights below 4,096 elements keep whole states.
+            # This library doesn't run it.  Its 8 bits are for weights of at least 4,096 elements; the bill has all so.
             code="torchao.optim.AdamW8bit(model.parameters())",
             trainer=('optim="adamw_torch_8bit"',),
             megatron=("# it has no 8-bit Adam: with --use-precision-aware-optimizer its moments have 2 bytes or fp8",),
@@ -87,6 +88,6 @@ OPTIMIZERS = {
 
 
 def optimizer_of(name: str) -> Optimizer:
-    """The optimizer of that name.  Raises ConfigError on another name."""
+    """Return the optimizer of that name, a key of ``OPTIMIZERS``.  Raises ConfigError on another name."""
     check_choice("optimizer", name, OPTIMIZERS)
     return OPTIMIZERS[name]

@@ -1,8 +1,8 @@
-"""A model that a factory or a Hugging Face ``config.json`` makes: whether it fits, and what makes it fit.
+"""Plan a model in the user's own code or in Hugging Face's: does it fit on the GPUs, and what makes it fit?
 
-On one GPU or several.  Its blocks are solved from tiny runs (``actmem_tools.tape.extrapolate_blocks``).  What is
-planned: how many of the first blocks recompute, the microbatch, and the weights on every rank or sharded as FSDP2 does
-it.  The bill is of the code that is printed with it.
+Its tapes are solved from tiny runs (``actmem_tools.tape.extrapolate_blocks``).  A plan says how many of the first
+blocks are recomputed, how large a microbatch is, and whether every rank holds all weights (DDP) or a shard (FSDP2).
+The bill holds for the code that is printed with the plan.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # only the screen needs it
     from rich.console import Console
     from rich.table import Table
 
-#: Above these ``largest`` doesn't look.
+#: The largest microbatch and sequence that ``OwnModel.largest`` tries.
 LARGEST = {"b": 2**14, "s": 2**24}
 _SHARD = """from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 policy = MixedPrecisionPolicy(param_dtype=torch.{dtype}, reduce_dtype=torch.float32)
@@ -46,26 +46,34 @@ fully_shard(model, mp_policy=policy)"""
 
 
 @dataclass(frozen=True)
-class Way:
-    """One way to run a step.  again: blocks of which ``part`` is recomputed, ``""`` all of it.
+class StepOptions:
+    """How a training step is run.
 
-    sharded: by FSDP2, with float32 shards; else weights are whole on every rank.
+    Attributes:
+        micro_batch_size: sequences of a microbatch (b).
+        recomputed: how many of the first blocks are recomputed in backward.
+        sharded: whether FSDP2 shards the weights, in float32; if not, every rank holds all of them.
+        part: what of these blocks is recomputed: "" for all, or see ``extrapolate_blocks.recompute_code``.
     """
 
     micro_batch_size: int
-    again: int
+    recomputed: int
     sharded: bool
     part: str = ""
 
 
 @dataclass(frozen=True)
 class OwnModel:
-    """A model of one's own, and the job that is to train it.
+    """A model in the user's own code, and the job that is to train it.
 
     Args:
-        parts: tapes, by what of a block is recomputed.
-        sizes: without b.
+        parts: the solved model, by what of a block may be recomputed (``StepOptions.part``).
+        sizes: the model's sizes by letter, without b.
+        num_blocks: how many blocks it has.
+        cluster: the GPUs.
         global_batch_size: sequences of one step.
+        optimizer: what trains it.
+        loss: how the loss is computed, a key of ``extrapolate_blocks.LOSS_CODE``.
         lora: rank of the adapters, 0 for none.
     """
 
@@ -80,34 +88,38 @@ class OwnModel:
 
     @property
     def blocks(self) -> BlockModel:
-        """What is the same whatever is recomputed."""
+        """The solved model where it doesn't matter what is recomputed."""
         return next(iter(self.parts.values()))
 
     def num_elements(self) -> tuple[int, int, int]:
-        """Of all weights that are trained, of those of one block, and of those after the blocks."""
+        """Count the elements of trained weights.
+
+        Returns: those of all trained weights; of one block; and of those weights outside the blocks whose gradients
+            come before any block's.
+        """
         ends, block, early, *_ = self.blocks.num_elements({**self.sizes, "b": 2})
         return ends + self.num_blocks * block, block, early
 
     def num_frozen(self) -> int:
-        """Elements of all weights that aren't trained."""
+        """Count the elements of all weights that aren't trained."""
         *_, ends, block = self.blocks.num_elements({**self.sizes, "b": 2})
         return ends + self.num_blocks * block
 
     def may_shard(self) -> bool:
-        """Whether FSDP2 is planned.
+        """Return whether FSDP2 can be planned.
 
-        Not with frozen weights: their first block has no gradient of its input, and differs from the others.  Nor with
-        blocks of several layers, each of which FSDP2 would gather alone.
+        It can't with frozen weights: the first block then has no gradient of its input, and differs from the others.
+        Nor can it with blocks of several layers, because FSDP2 would gather each layer alone.
         """
         return self.cluster.gpus > 1 and not self.num_frozen() and self.blocks.order == Order()
 
     @property
     def num_layers(self) -> int:
-        """Of the whole model, in blocks and before them."""
+        """How many layers the whole model has, in its blocks and before them."""
         return self.blocks.order.num_layers(self.num_blocks)
 
     def notes(self) -> list[str]:
-        """What else is to be known of the bill."""
+        """Return sentences on the bill's limits, and on what was found in the model."""
         blocks, found = self.blocks, [*self.blocks.notes]
         if (blocks.shortest, blocks.longest) != (2, LARGEST_SIZE):
             longest = f" to {blocks.longest:,}" if blocks.longest < LARGEST_SIZE else " on"
@@ -119,53 +131,59 @@ class OwnModel:
                 found.append("Sharded weights (FSDP2) are planned for layers of one kind only.")
         return found
 
-    def num_microbatches(self, way: Way) -> int:
-        """Of one step, on each rank."""
-        return max(1, self.global_batch_size // (self.cluster.gpus * way.micro_batch_size))
+    def num_microbatches(self, opts: StepOptions) -> int:
+        """Return how many microbatches a step has on each rank."""
+        return max(1, self.global_batch_size // (self.cluster.gpus * opts.micro_batch_size))
 
-    def need(self, way: Way) -> Need:
-        """Of a microbatch, on one rank, the last of the step if it has several."""
-        sizes, whole = {**self.sizes, "b": way.micro_batch_size}, self.num_blocks - way.again
-        is_first, sharded = self.num_microbatches(way) == 1, Sharded()
-        if way.sharded:
+    def need(self, opts: StepOptions) -> Need:
+        """Predict what a step's last microbatch needs on one rank, beside ``static_rows``."""
+        sizes, whole = {**self.sizes, "b": opts.micro_batch_size}, self.num_blocks - opts.recomputed
+        is_first, sharded = self.num_microbatches(opts) == 1, Sharded()
+        if opts.sharded:
             block = self.num_elements()[1]
             part = 4 * -(-block // self.cluster.gpus) if is_first else 0
             sharded = Sharded(self.blocks.element_size * block, 4 * block, part)
-        return self.parts[way.part].need(sizes, way.again, whole, is_first and not way.sharded, sharded)
+        return self.parts[opts.part].need(sizes, opts.recomputed, whole, is_first and not opts.sharded, sharded)
 
-    def static_rows(self, way: Way) -> list[Row]:
-        """Weights, gradients of earlier microbatches, the optimizer's states, and of DDP its buckets."""
+    def static_rows(self, opts: StepOptions) -> list[Row]:
+        """List what is there during the whole step on one rank.
+
+        That is the weights, the gradients of earlier microbatches, the optimizer's states, and DDP's buckets.
+        """
         whole, each, ranks = self.num_elements()[0], self.blocks.element_size, self.cluster.gpus
-        number, size = self._held_weights(way)
-        if way.sharded:
-            # Every weight is sharded by rows, the last rank's are padded: at most a row more than this.
+        number, size = self._held_weights(opts)
+        if opts.sharded:
+            # Each weight is sharded by rows, and padded for the last rank: that is at most a row more than counted.
             sources = (f"float32, 1/{ranks} of them",) * 3
         else:
             sources = ("as the factory makes them", "as weights; of an earlier microbatch", "as weights, each")
         rows = [Row("weights", size * (number + self.num_frozen()), source=sources[0])]
-        if self.num_microbatches(way) > 1:
+        if self.num_microbatches(opts) > 1:
             rows.append(Row(GRADIENTS, size * number, source=sources[1]))
         rows += [replace(row, source=sources[2]) for row in self._moments(number, size)]
         buckets = Row("DDP's buckets", each * whole, source="a copy of all gradients")
-        return [*rows, buckets] if ranks > 1 and not way.sharded else rows
+        return [*rows, buckets] if ranks > 1 and not opts.sharded else rows
 
     def _moments(self, elements: int, element_size: int) -> list[Row]:
-        """The optimizer's states of so many weights, each as wide as a weight unless it has eight bits."""
+        """List the optimizer's states for so many elements, in the weights' element size unless they have 8 bits."""
         return [
             Row(state.term, elements * element_size if state.bytes_per_parameter == 4 else state.bytes_of(elements))
             for state in self.optimizer.states
         ]
 
-    def _held_weights(self, way: Way) -> tuple[int, int]:
-        """Trained weights that one rank holds, and bytes of an element of them."""
+    def _held_weights(self, opts: StepOptions) -> tuple[int, int]:
+        """Return how many elements of trained weights one rank holds, and the bytes of one."""
         whole = self.num_elements()[0]
-        return (-(-whole // self.cluster.gpus), 4) if way.sharded else (whole, self.blocks.element_size)
+        return (-(-whole // self.cluster.gpus), 4) if opts.sharded else (whole, self.blocks.element_size)
 
     def _fsdp_rows(self, in_blocks: bool) -> list[Row]:
-        """What FSDP2 holds beside shards, and beside what ``need`` has of other blocks.
+        """List what FSDP2 holds beside the shards, without what ``need`` counts of other blocks (``Sharded``).
 
-        While embedding and loss run, a block is gathered already.
-        In a block its gradients, and those of what ran before all blocks, wait for their division.
+        While embedding or loss run, the next block's weights are gathered already.  While a block runs in backward, its
+        gradients, and those of what ran in backward before all blocks, wait to be reduced.
+
+        Args:
+            in_blocks: whether a block runs in backward.
         """
         (whole, block, early), each = self.num_elements(), self.blocks.element_size
         ends = whole - self.num_blocks * block
@@ -174,87 +192,97 @@ class OwnModel:
             rows.append(Row("gathered gradients", each * (early + block), source="FSDP2: the head, a block"))
         return rows
 
-    def _at_peak(self, way: Way) -> tuple[list[Row], Peak]:
-        """The fullest moment of a microbatch's step, or of the optimizer's, which with ``foreach`` may copy.
+    def _at_peak(self, opts: StepOptions) -> tuple[list[Row], Peak]:
+        """Find the moment at which most is alive: in a microbatch, or in the optimizer's step, which may copy.
 
-        Returns: what is there beside weights and states, and of a microbatch what it has made besides.
+        Returns: the rows that are there at that moment beside ``static_rows``; and the peak of what the microbatch
+            saves and makes, which is 0 in the optimizer's step.
         """
-        need = self.need(way)
-        number, size = self._held_weights(way)
+        need = self.need(opts)
+        number, size = self._held_weights(opts)
         copied = size * number * self.optimizer.copies_in_step
         in_step = [Row("AdamW's copy", copied, source="foreach: the roots of the moments")]
-        if self.num_microbatches(way) == 1:
+        if self.num_microbatches(opts) == 1:
             in_step.insert(0, Row(GRADIENTS, size * number))
         moments = [
-            (self._fsdp_rows(in_blocks) if way.sharded else [], peak)
+            (self._fsdp_rows(in_blocks) if opts.sharded else [], peak)
             for in_blocks, peak in ((False, need.ends), (True, need.blocks))
         ]
         return max([*moments, (in_step, Peak(0))], key=lambda moment: total(moment[0]) + moment[1].bytes)
 
-    def bill(self, way: Way) -> list[Row]:
-        """Everything at the peak."""
-        beside, peak = self._at_peak(way)
-        return [*self.static_rows(way), *beside, *peak.rows]
+    def bill(self, opts: StepOptions) -> list[Row]:
+        """List everything that one rank holds at the step's peak."""
+        beside, peak = self._at_peak(opts)
+        return [*self.static_rows(opts), *beside, *peak.rows]
 
-    def bytes(self, way: Way) -> int:
-        """Of ``bill``."""
-        beside, peak = self._at_peak(way)
-        return total([*self.static_rows(way), *beside]) + peak.bytes
+    def bytes(self, opts: StepOptions) -> int:
+        """Return the bytes of ``bill``, without making its rows."""
+        beside, peak = self._at_peak(opts)
+        return total([*self.static_rows(opts), *beside]) + peak.bytes
 
-    def fits(self, way: Way) -> bool:
-        """Whether it leaves the allowance free."""
-        return self.bytes(way) <= self.cluster.usable_bytes
+    def fits(self, opts: StepOptions) -> bool:
+        """Return whether the step fits into a GPU's memory and leaves ``Cluster.allowance_bytes`` free."""
+        return self.bytes(opts) <= self.cluster.usable_bytes
 
-    def seconds(self, way: Way) -> StepSeconds:
-        """Of one step; what is recomputed is in ``compute``."""
-        need, ranks = self.need(way), self.cluster.gpus
-        (whole, block, _), number = self.num_elements(), self.num_microbatches(way)
+    def seconds(self, opts: StepOptions) -> StepSeconds:
+        """Predict the seconds of one step.  The time of recomputation is in ``compute``."""
+        need, ranks = self.need(opts), self.cluster.gpus
+        (whole, block, _), number = self.num_elements(), self.num_microbatches(opts)
         compute = work_seconds(RankWork(need.matmul_flops, need.moved_bytes), self.cluster)
         each = self.blocks.element_size
-        shards = Shards(block, whole - self.num_blocks * block, self.num_blocks, each, 4 if way.sharded else each)
-        layout = Parallel(data_parallel_size=ranks, zero_stage=3 if way.sharded else 0)
+        shards = Shards(block, whole - self.num_blocks * block, self.num_blocks, each, 4 if opts.sharded else each)
+        layout = Parallel(data_parallel_size=ranks, zero_stage=3 if opts.sharded else 0)
         of_block = compute / (3 * self.num_blocks)
         data, hidden = data_seconds(shards, layout, number, (of_block, 2 * of_block), self.cluster)
-        held, size = self._held_weights(way)
-        # Gradients are read, weights and states read and written.
+        held, size = self._held_weights(opts)
+        # The step reads gradients, and reads and writes weights and states.
         moved = 3 * size * held + 2 * total(self._moments(held, size))
         step = moved / self.cluster.device.memory_bytes_per_second
         return StepSeconds(number * compute, 0, 0, 0, data, 0, step, hidden)
 
-    def fewest_again(self, way: Way) -> Way | None:
-        """The way with as few recomputed blocks as fit, or None."""
-        if self.fits(way) or self.blocks.recompute:  # then no tape of blocks of both kinds has to be solved
-            return way if self.fits(way) else None
-        counts = range(way.again, self.num_blocks + 1)
-        place = bisect_left(counts, True, key=lambda again: self.fits(replace(way, again=again)))
-        return replace(way, again=counts[place]) if place < len(counts) else None
+    def fewest_recomputed(self, opts: StepOptions) -> StepOptions | None:
+        """Return the same options with as few recomputed blocks as fit, but no fewer than before; None if none fit."""
+        if self.fits(opts) or self.blocks.recompute:  # then no tape with both kinds of blocks is solved
+            return opts if self.fits(opts) else None
+        counts = range(opts.recomputed, self.num_blocks + 1)
+        place = bisect_left(counts, True, key=lambda number: self.fits(replace(opts, recomputed=number)))
+        return replace(opts, recomputed=counts[place]) if place < len(counts) else None
 
-    def ways(self, asked: Way) -> list[Way]:
-        """Those that fit, fastest first.
+    def fitting(self, asked: StepOptions) -> list[StepOptions]:
+        """List the options with which the step fits, the fastest first.
 
-        Each microbatch that divides the batch, sharded or not, with as few recomputed blocks as fit.
+        Tried are all microbatches of at most 64 sequences that divide the batch, all parts of a block, and sharded
+        weights or not, each with as few recomputed blocks as fit.
+
+        Args:
+            asked: its ``part`` stands in options that recompute nothing.
         """
         rounds = self.global_batch_size // self.cluster.gpus
         found = {
-            self.fewest_again(Way(size, 0, sharded, part))
+            self.fewest_recomputed(StepOptions(size, 0, sharded, part))
             for part in self.parts
             for size in range(1, min(rounds, 64) + 1)
             if rounds % size == 0
             for sharded in ((False, True) if self.may_shard() else (False,))
         }
-        different = {replace(way, part=way.part if way.again else asked.part) for way in found if way}
-        return sorted(different, key=lambda way: (self.seconds(way).total, way.again, way.part))
+        different = {replace(opts, part=opts.part if opts.recomputed else asked.part) for opts in found if opts}
+        return sorted(different, key=lambda opts: (self.seconds(opts).total, opts.recomputed, opts.part))
 
-    def largest(self, letter: str, way: Way) -> int:
-        """The largest b or s that fits this way, 0 if none does."""
+    def largest(self, letter: str, opts: StepOptions) -> int:
+        """Return the largest b or s that fits with these options; 0 if none does.
+
+        Args:
+            letter: "b", with as many microbatches in a step as before; or "s".
+            opts: how the step is run.
+        """
 
         def too_large(size: int) -> bool:
-            if letter == "b":  # with as many microbatches a step
-                batch = self.num_microbatches(way) * self.cluster.gpus * size
-                return not replace(self, global_batch_size=batch).fits(replace(way, micro_batch_size=size))
-            return not replace(self, sizes={**self.sizes, letter: size}).fits(way)
+            if letter == "b":
+                batch = self.num_microbatches(opts) * self.cluster.gpus * size
+                return not replace(self, global_batch_size=batch).fits(replace(opts, micro_batch_size=size))
+            return not replace(self, sizes={**self.sizes, letter: size}).fits(opts)
 
-        # No tape has runs of one token, and one with chunks has whole ones.
+        # Tapes don't hold for one token, and with a chunked loss only for whole chunks.
         step = LOSS_CHUNKS if LOSS_CODE[self.loss] else 1
         shortest, longest = self.blocks.shortest, min(LARGEST["s"], self.blocks.longest)
         lengths = range(-(-shortest // step) * step, longest + 1, step)
@@ -262,48 +290,74 @@ class OwnModel:
         place = bisect_left(sizes, True, key=too_large)
         return sizes[place - 1] if place else 0
 
-    def code(self, way: Way, dtype: str) -> list[str]:
-        """What to paste."""
+    def code(self, opts: StepOptions, dtype: str) -> list[str]:
+        """Return the lines of Python to paste, which run the step with these options.
+
+        Args:
+            opts: how the step is run.
+            dtype: what FSDP2 gathers weights in, as "bfloat16".
+        """
         changes = f"{LOSS_CODE[self.loss]}\n{adapter_code(self.blocks.path, self.lora)}"
         lines = [line for line in changes.split("\n") if line]
-        again = self.blocks.order.num_layers(way.again)
-        lines += recompute_code(self.blocks.path, again, way.part).split("\n") if again else []
-        lines += _SHARD.format(path=self.blocks.path, dtype=dtype).split("\n") if way.sharded else []
+        again = self.blocks.order.num_layers(opts.recomputed)
+        lines += recompute_code(self.blocks.path, again, opts.part).split("\n") if again else []
+        lines += _SHARD.format(path=self.blocks.path, dtype=dtype).split("\n") if opts.sharded else []
         return lines + ([f"optimizer = {self.optimizer.code}"] if self.optimizer.code else [])
 
 
-def way_text(way: Way, model: OwnModel) -> str:
-    """A way in one line."""
+def options_text(opts: StepOptions, model: OwnModel) -> str:
+    """Describe options in one line."""
     layers, gpus = model.num_layers, model.cluster.gpus
-    again = f"{model.blocks.order.num_layers(way.again)} of {layers} blocks" if way.again else "no block"
-    if way.again and way.part in SELECTIVE:
-        again += f" but {SELECTIVE[way.part][0]}"
-    of_it = way.part if way.again and way.part not in SELECTIVE else ""
-    again = f"{of_it} of {again} runs again" if of_it else f"{again} run{'s' * (way.again < 2)} again"
+    again = f"{model.blocks.order.num_layers(opts.recomputed)} of {layers} blocks" if opts.recomputed else "no block"
+    if opts.recomputed and opts.part in SELECTIVE:
+        again += f" but {SELECTIVE[opts.part][0]}"
+    of_it = opts.part if opts.recomputed and opts.part not in SELECTIVE else ""
+    again = f"{of_it} of {again} runs again" if of_it else f"{again} run{'s' * (opts.recomputed < 2)} again"
     if model.blocks.recompute:
         again = f"{layers} of {layers} blocks recompute already"
-    spread = f", {'FSDP2' if way.sharded else 'DDP'} on {gpus}" if gpus > 1 else ""
-    return f"b {way.micro_batch_size}, {again}{spread}"
+    spread = f", {'FSDP2' if opts.sharded else 'DDP'} on {gpus}" if gpus > 1 else ""
+    return f"b {opts.micro_batch_size}, {again}{spread}"
 
 
-def outcome(model: OwnModel, asked: Way, dtype: str) -> dict:
-    """The whole outcome: plain numbers and text."""
+def outcome(model: OwnModel, asked: StepOptions, dtype: str) -> dict:
+    """Describe a plan in plain values, as ``--json`` writes them.
 
-    def described(way: Way) -> dict:
-        seconds = model.seconds(way)
+    Args:
+        model: the model and its job.
+        asked: the options that were asked for.
+        dtype: what FSDP2 gathers weights in, as "bfloat16".
+
+    Returns: a dict with these keys.
+        num_parameters, num_trained: elements of all weights, and of the trained ones.
+        blocks: their "path" in the model and their "number".
+        sizes: the model's sizes by letter, without b.
+        asked: the options asked for, as a dict with "text", "micro_batch_size", "blocks_again" (layers that are
+            recomputed), "sharded", "bytes", "seconds", "waiting_seconds", "hidden_seconds", and "code" to paste.
+        usable_bytes: memory of a GPU that a plan may fill.
+        fits: whether the options asked for fit.
+        bill: their bill, a list of dicts with "term", "bytes" and "source".
+        kept_bytes: what forward saves for backward with them.
+        notes: sentences on the bill's limits.
+        ways: the three fastest options that fit, as dicts like "asked".
+        all_blocks: the options asked for, and those with all blocks recomputed, as dicts like "asked".
+        largest: for no block and for all blocks recomputed, the largest "b" and "s" that fit.
+    """
+
+    def described(opts: StepOptions) -> dict:
+        seconds = model.seconds(opts)
         return {
-            "text": way_text(way, model),
-            "micro_batch_size": way.micro_batch_size,
-            "blocks_again": model.blocks.order.num_layers(way.again),
-            "sharded": way.sharded,
-            "bytes": model.bytes(way),
+            "text": options_text(opts, model),
+            "micro_batch_size": opts.micro_batch_size,
+            "blocks_again": model.blocks.order.num_layers(opts.recomputed),
+            "sharded": opts.sharded,
+            "bytes": model.bytes(opts),
             "seconds": seconds.total,
             "waiting_seconds": seconds.data,
             "hidden_seconds": seconds.hidden,
-            "code": model.code(way, dtype),
+            "code": model.code(opts, dtype),
         }
 
-    every = replace(asked, again=model.num_blocks)
+    every = replace(asked, recomputed=model.num_blocks)
     alike = {"no block runs again": asked, "all blocks run again": every}
     of_parts = [replace(every, part=part) for part in model.parts]
     if model.blocks.recompute:
@@ -321,23 +375,29 @@ def outcome(model: OwnModel, asked: Way, dtype: str) -> dict:
         "bill": [{"term": row.term, "bytes": row.bytes, "source": row.source} for row in model.bill(asked)],
         "kept_bytes": model.need(asked).kept_bytes,
         "notes": model.notes(),
-        "ways": [described(way) for way in model.ways(asked)[:3]],
-        "all_blocks": [described(way) for way in (asked, *of_parts)],
-        "largest": {name: {letter: model.largest(letter, way) for letter in letters} for name, way in alike.items()},
+        "ways": [described(opts) for opts in model.fitting(asked)[:3]],
+        "all_blocks": [described(opts) for opts in (asked, *of_parts)],
+        "largest": {name: {letter: model.largest(letter, opts) for letter in letters} for name, opts in alike.items()},
     }
 
 
 def print_outcome(console: Console, found: Mapping, cluster: Cluster) -> None:
-    """``outcome``, in tables of at most 80 columns."""
+    """Print a plan in tables of at most 80 columns.
+
+    Args:
+        console: where it is printed.
+        found: what ``outcome`` returned.
+        cluster: the GPUs.
+    """
 
     def say(line: str) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def ways(title: str, some: Sequence[Mapping]) -> Table:
         made = empty_table(title, "plan", "s a step", "waits", "hidden", "GiB")
-        for way in some:
-            seconds = (f"{way[name]:,.3f}" for name in ("seconds", "waiting_seconds", "hidden_seconds"))
-            made.add_row(way["text"], *seconds, f"{way['bytes'] / GIBIBYTE:.2f}")
+        for opts in some:
+            seconds = (f"{opts[name]:,.3f}" for name in ("seconds", "waiting_seconds", "hidden_seconds"))
+            made.add_row(opts["text"], *seconds, f"{opts['bytes'] / GIBIBYTE:.2f}")
         return made
 
     asked, usable = found["asked"], found["usable_bytes"]

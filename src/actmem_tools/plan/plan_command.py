@@ -1,4 +1,8 @@
-"""``actmem plan``: the command line of both planners, of named models' layouts and of models of one's own."""
+"""``actmem plan``: the command line of both planners.
+
+One searches the layouts of a model that is known by name; the other plans a model in the user's own code, or in
+Hugging Face's.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from actmem_tools.command_line import Parser, screen, show_progress, write
 from actmem_tools.config_file import read_config
 from actmem_tools.plan.framework_flags import hugging_face_config
 from actmem_tools.plan.optimizers import OPTIMIZERS, optimizer_of
-from actmem_tools.plan.own_model import LARGEST, OwnModel, Way, outcome, print_outcome
+from actmem_tools.plan.own_model import LARGEST, OwnModel, StepOptions, outcome, print_outcome
 from actmem_tools.plan.plan_report import as_object, print_plans
 from actmem_tools.plan.planned_models import PlannedModel, planned_model_of
 from actmem_tools.plan.search import Plan, Request
@@ -23,14 +27,12 @@ from actmem_tools.tape.extrapolate_blocks import LOSS_CHUNKS, LOSS_CODE, BlockMo
 if TYPE_CHECKING:  # only the screen needs it
     from rich.console import Console
 
-#: ``actmem_tools.tape.model_tape.solved_target``, which needs torch.  It takes a target, the sizes asked for, rules of
-#: letters, the dtype, parts of a block, the loss and the rank of adapters.  It returns the tapes, all sizes, and the
-#: number of blocks.
+#: The type of ``actmem_tools.tape.model_tape.solved_target``.  It is passed to ``main`` because it needs torch.
 Solved = Callable[..., tuple[dict[str, BlockModel], dict[str, int], int]]
-#: Prints, on a console, the bill of a model's plan beside what is counted; returns whether they agree.  Needs torch.
+#: The type of ``actmem_tools.verify.report_verification``, which needs torch too.
 Verify = Callable[["Console", PlannedModel, Plan], bool]
 
-#: Options that fix one axis, and the size that each fixes.
+#: Options that fix one size of a layout: the option, and the field of ``Parallel`` that it fixes.
 _AXES = {
     "--tensor": "tensor_parallel_size",
     "--pipeline": "pipeline_parallel_size",
@@ -41,13 +43,13 @@ _AXES = {
     "--micro-batch-size": "micro_batch_size",
     "--zero": "zero_stage",
 }
-#: What only a named model's layouts take, and only a model in its own or Hugging Face's code; of these, what asks for
-#: that code.
+#: Options of the first planner only; of the second only; and of these, those which ask for the second planner where the
+#: model is a name.
 _OF_LAYOUTS = ("--seq-length", "--top", *_AXES, "--recompute", "--routing", "--all", "--verify")
 _OF_CODE = ("--at", "--framework", "--letters", "--again", "--loss", "--lora", "--dtype")
 _ASKS_FOR_CODE = ("--framework", "--loss", "--lora")
 _HUGGING_FACE = "hugging-face"
-#: Parts of a block of Hugging Face's decoders that may be recomputed.
+#: Default of --again for Hugging Face's decoders: modules of a block that may be recomputed alone.
 _ITS_PARTS = "mlp,self_attn"
 _HELP = """
 For code of one's own --at gives every size: s=4096,b=1,h=4096,a=32,f=11008,v=32000,l=32, or only s and b with a
@@ -59,7 +61,7 @@ dropout too; a GPU's keeps a few bytes more.
 
 
 def _parser() -> Parser:
-    """All options.  Those of one planner only are None unless they are given."""
+    """Make the parser.  An option that only one planner takes is None unless it is given."""
     what = "Layouts of a training job that fit.\nOf a model of your own: whether it fits, and what makes it fit."
     parser = Parser("plan", what, epilog=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
@@ -129,7 +131,10 @@ def _parser() -> Parser:
 
 
 def _gib(text: str) -> float:
-    """A number of GiB, with the unit or without.  GB are refused: data sheets say 80 GB of what is 80 GiB."""
+    """Read a number of GiB, as "80" or "80GiB".
+
+    "80GB" is refused, because data sheets call 80 GiB so.
+    """
     try:
         return float(text.removesuffix("GiB"))
     except ValueError:
@@ -139,7 +144,7 @@ def _gib(text: str) -> float:
 
 
 def _cluster(args: argparse.Namespace) -> Cluster:
-    """The GPUs that the options describe.  Raises ConfigError on anything impossible."""
+    """Make the cluster that the options describe.  Raises ConfigError if it is impossible."""
     check_choice("device", args.device, DEVICES)
     for name, least in (("memory", "above 0"), ("allowance", "from 0 on")):
         if not 0 <= getattr(args, name) < 2**20 or (name == "memory" and not args.memory):
@@ -149,22 +154,27 @@ def _cluster(args: argparse.Namespace) -> Cluster:
 
 
 def main(argv: Sequence[str] | None, solved: Solved, verify: Verify) -> int:
-    """Exit code 0 if a plan fits, 1 if none does or ``verify`` finds a difference, 2 on an impossible request.
-
-    Of a model of one's own 0 if it fits as asked, 1 if not.
+    """Run ``actmem plan``.
 
     Args:
-        solved, verify: what needs torch, which --help and plans of named models don't.
+        argv: the options as typed; None for those of the process.
+        solved: solves the tapes of a model in the user's own code (``actmem_tools.tape.model_tape.solved_target``).
+        verify: runs --verify (``actmem_tools.verify.report_verification``).  Both need torch, which --help and plans
+            of named models don't.
+
+    Returns: the exit code.  For a named model it is 0 if some layout fits, and 1 if none does or if --verify finds a
+        difference.  For a model in the user's own code it is 0 if the model fits as it was asked to run, else 1.  It is
+        2, after one line on standard error, if the request is impossible.
     """
 
     def run(args: argparse.Namespace) -> int:
-        asks = "" if not _is_code(args.model) else args.model
-        asks = asks or next(_given(args, _ASKS_FOR_CODE), "")
-        for option in _given(args, _OF_LAYOUTS if asks else _OF_CODE):
-            other = f"{', '.join(_ASKS_FOR_CODE)} or a file's model"
-            rule = f"is for a named model's layouts, not for {asks}" if asks else f"is for {other}"
+        asks_for_code = "" if not _is_code(args.model) else args.model
+        asks_for_code = asks_for_code or next(_given(args, _ASKS_FOR_CODE), "")
+        for option in _given(args, _OF_LAYOUTS if asks_for_code else _OF_CODE):
+            rule = f"is for {', '.join(_ASKS_FOR_CODE)} or a file's model"
+            rule = f"is for a named model's layouts, not for {asks_for_code}" if asks_for_code else rule
             raise ConfigError(option.strip("-"), rule)
-        return _plan_code(args, solved) if asks else _plan_layouts(args, verify)
+        return _plan_code(args, solved) if asks_for_code else _plan_layouts(args, verify)
 
     return _parser().run(argv, run)
 
@@ -174,7 +184,7 @@ def _is_code(model: str) -> bool:
 
 
 def _given(args: argparse.Namespace, options: Iterable[str]) -> Iterator[str]:
-    """Those of the options that were typed."""
+    """Yield those of the options that were given on the command line."""
     return (option for option in options if getattr(args, _AXES.get(option, option[2:].replace("-", "_"))) is not None)
 
 
@@ -187,7 +197,7 @@ def _write_or_print(args: argparse.Namespace, found: dict, show: Callable[[], No
 
 def _plan_layouts(args: argparse.Namespace, verify: Verify) -> int:
     request = _request(args)
-    if args.verify:  # before the search, which can take a minute
+    if args.verify:  # refuse it now: the search can take a minute
         request.model.check_verifiable()
     try:
         found = request.search(keep=5 if args.top is None else check_size("top", args.top, 10_000))
@@ -223,10 +233,10 @@ def _plan_code(args: argparse.Namespace, solved: Solved) -> int:
     return 0 if found["fits"] else 1
 
 
-def _asked(args: argparse.Namespace, solved: Solved) -> tuple[OwnModel, Way]:
-    """The model, solved, and how it was asked to run.
+def _asked(args: argparse.Namespace, solved: Solved) -> tuple[OwnModel, StepOptions]:
+    """Solve the user's own model; return it, and how it was asked to run.
 
-    What can be refused is refused before it is solved, which takes a minute.
+    Solving takes a minute, so every option is checked before.
     """
     target: str | dict = args.model
     given = parsed_sizes(args.at) if args.at else {}
@@ -243,7 +253,7 @@ def _asked(args: argparse.Namespace, solved: Solved) -> tuple[OwnModel, Way]:
         raise ConfigError("letters", "is for code of your own: a configuration runs at its own sizes")
     if "b" not in given:
         raise ConfigError("at", "b is missing")
-    for letter, size in given.items():  # no tape has runs of one token
+    for letter, size in given.items():  # tapes are solved from runs of several tokens, and don't hold for one
         check_size(letter, size, LARGEST.get(letter, LARGEST_SIZE), 2 if letter == "s" else 1)
     rank, loss = check_size("lora", args.lora or 0, least=0), args.loss or "whole"
     if LOSS_CODE.get(loss) and "s" in given:
@@ -258,6 +268,6 @@ def _asked(args: argparse.Namespace, solved: Solved) -> tuple[OwnModel, Way]:
     parts = ["", *dict.fromkeys(part for part in again.split(",") if part)]
     blocks, sizes, number = solved(target, given, args.letters or "", args.dtype or "bfloat16", parts, loss, rank)
     show_progress("")
-    sizes = {letter: own for letter, own in sizes.items() if letter != "b"}
+    sizes = {letter: value for letter, value in sizes.items() if letter != "b"}
     model = OwnModel(blocks, sizes, number, cluster, batch, optimizer, loss, rank)
-    return model, Way(size, 0, model.may_shard())
+    return model, StepOptions(size, 0, model.may_shard())

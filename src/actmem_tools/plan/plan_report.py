@@ -1,4 +1,4 @@
-"""A search's outcome as one JSON object, and as the tables that are printed from it."""
+"""Report a search's outcome: as one JSON object, and as the tables that are printed from that object."""
 
 from __future__ import annotations
 
@@ -25,23 +25,41 @@ if TYPE_CHECKING:  # a page has the plan's words and not rich
     from rich.console import Console
     from rich.table import Table
 
-#: What each line of a plan's time is: counted, with an assumed rate.
+#: How the seconds on each line of a plan's time are found: what is counted, and at which rate.
 SECONDS_SOURCES = {
     "compute": "FLOPs counted, at an assumed share of the peak; other operations by bytes moved",
-    "recompute": "as compute, for what runs again",
-    "tensor": "bytes counted, stated bandwidth; of backward's reductions what takes longer than weights' gradients",
-    "pipeline": "bytes counted, stated bandwidth, nothing hidden",
-    "data": "bytes counted: the first weights, the last gradients, what takes longer than its layer's computing",
+    "recompute": "as compute, for what backward recomputes",
+    "tensor": "bytes counted, at stated bandwidth; without what the matmuls of weights' gradients hide",
+    "pipeline": "bytes counted, at stated bandwidth; nothing is hidden",
+    "data": "bytes counted: the first gather, the last reduction, and what takes longer than its layer's computing",
     "bubble": "counted from the schedule: (p − 1)/(nm) of the working time",
-    "optimizer": "bytes counted, memory bandwidth",
-    "hidden": "not in the sum: collectives beside computing, if it hides them as assumed",
+    "optimizer": "bytes counted, at memory bandwidth",
+    "hidden": "not in the sum: collectives that computing hides, if they run beside it as assumed",
 }
-#: Characters of a line's name that leave room for its bytes.
+#: The most characters of a term that a bill prints, so that the bytes fit on the same line.
 _LONGEST_LINE = 50
 
 
 def as_object(request: Request, found: SearchResult) -> dict:
-    """The whole outcome: plain numbers and text."""
+    """Describe a search's outcome in plain values, as ``--json`` writes them.
+
+    Args:
+        request: what was asked for.
+        found: what the search found.
+
+    Returns: a dict with these keys.
+        request: what was asked for, field by field.
+        counted, fitting: how many layouts were counted, and how many of them fit.
+        plans: the best plans, each a dict of its sizes, its bytes, its "seconds" by cause with their "total", its "mfu"
+            (model FLOPs utilization) and its "text".
+        ranking: the rule by which plans are ranked, in words.
+        fixed_sizes: what the sizes that were asked for cost, in words; "" without such sizes.
+        bill: the first plan's bill: "moment", "bytes", "lines" with a part, term, bytes and source each,
+            "allowance_bytes" and "free_bytes"; None if nothing fits.
+        refused: the smallest layouts that don't fit, each with "over_bytes", how much they are too large.
+        what_would_fit: the memory that the smallest of them needs, in words; "" if something fits.
+        settings: lines to paste, by framework.
+    """
     model, cluster, batch = request.model, request.cluster, request.global_batch_size
     chosen = found.plans[0] if found.plans else None
     return {
@@ -105,41 +123,49 @@ def _bill_object(model: PlannedModel, plan: Plan, cluster: Cluster) -> dict:
 
 
 def _ranking_text(request: Request, found: SearchResult) -> str:
-    """The rule by which plans are ranked, and among which."""
-    these = "All plans" if request.everything else f"Plans that {', '.join(LACKS)} can run (all: --all)"
+    """Say in words by which rule plans are ranked, and which plans are."""
+    which = "All plans" if request.everything else f"Plans that {', '.join(LACKS)} can run (all: --all)"
     return (
-        f"{these}, by predicted seconds. Times within {MODEL_ERROR:.0%} of the fastest's, as {found.near:,} are, can't "
+        f"{which}, by predicted seconds. Times within {MODEL_ERROR:.0%} of the fastest's, as {found.near:,} are, can't "
         f"be told apart. They are ranked by hidden time (collectives that must run beside computing, in steps of "
         f"{MODEL_ERROR:.0%} of the step), then the lower ZeRO stage, fewer axes, more free memory."
     )
 
 
 def fixed_sizes_text(request: Request, first: Plan) -> str:
-    """What the sizes that were asked for cost against the first plan without them."""
-    free = replace(request, fixed={}).search().plans[0]
-    if free == first:
+    """Say in words what the sizes that were asked for cost.
+
+    Args:
+        request: what was asked for, with fixed sizes.
+        first: the best plan that has these sizes.
+
+    Returns: how much longer a step takes than with the best plan of all sizes, and on what; and if ``first`` recomputes
+        anything, what of it wouldn't fit without.
+    """
+    best = replace(request, fixed={}).search().plans[0]
+    if best == first:
         return "The sizes asked for are those of the first plan without them."
     more = {
         name: here - there
         for name, here in asdict(first.seconds).items()
-        if name != "hidden" and (here - (there := getattr(free.seconds, name))) > 0.01 * free.seconds.total
+        if name != "hidden" and (here - (there := getattr(best.seconds, name))) > 0.01 * best.seconds.total
     }
     costs = ", ".join(f"{name} {size:.3f} s" for name, size in sorted(more.items(), key=lambda item: -item[1]))
-    slower = first.seconds.total / free.seconds.total - 1
+    slower = first.seconds.total / best.seconds.total - 1
     text = (
-        f"Without the sizes asked for, the first plan is {plan_text(free)}: {free.seconds.total:.3f} s; with them the "
+        f"Without the sizes asked for, the first plan is {plan_text(best)}: {best.seconds.total:.3f} s; with them the "
         f"step takes {abs(slower):.1%} {'longer' if slower > 0 else 'less'} (more: {costs or 'nothing'})."
     )
     least = request.model.recompute_modes[0]
     if first.recompute == least:
         return text
     sizes = asdict(first.layout) | {"expert_parallel_size": first.layout.expert_ranks}
-    same = replace(request, model=request.model.with_modes([least]), fixed=sizes)
-    return f"{text} Recomputation is for {refusal_text(same.model, same.search().nearest[0], same.cluster)}."
+    without = replace(request, model=request.model.with_modes([least]), fixed=sizes)
+    return f"{text} Recomputation is for {refusal_text(without.model, without.search().nearest[0], without.cluster)}."
 
 
 def layout_text(layout: Parallel) -> str:
-    """A layout in one line: only the sizes that aren't 1."""
+    """Write a layout in one line: TP, DP and b, and of the other sizes those above 1."""
     parts = [f"TP {layout.tensor_parallel_size}" + (" + SP" if layout.sequence_parallel else "")]
     for name, size in (
         ("PP", layout.pipeline_parallel_size),
@@ -155,12 +181,18 @@ def layout_text(layout: Parallel) -> str:
 
 
 def plan_text(plan: Plan) -> str:
-    """A plan in one line."""
+    """Write a plan in one line: its layout and its mode of recomputation."""
     return f"{layout_text(plan.layout)}, {plan.recompute}"
 
 
 def refusal_text(model: PlannedModel, refused: Counted, cluster: Cluster) -> str:
-    """What did not fit and by how much, with the two largest parts of the bill."""
+    """Say in one line which layout doesn't fit and by how much, with the two largest parts of its bill.
+
+    Args:
+        model: what was to be trained.
+        refused: the layout, with its bytes.
+        cluster: the GPUs that it doesn't fit on.
+    """
     largest = sorted(bill_of(model, refused).by_part().items(), key=lambda part: -part[1])[:2]
     parts = ", ".join(f"{name} {size / GIBIBYTE:.1f}" for name, size in largest)
     over = refused.bytes - cluster.usable_bytes
@@ -171,14 +203,19 @@ def refusal_text(model: PlannedModel, refused: Counted, cluster: Cluster) -> str
 
 
 def nearest_that_fits(request: Request, found: SearchResult) -> str:
-    """Where nothing fits: the memory that the smallest layout needs."""
-    least = found.nearest[0]
-    tenths = -(-10 * (least.bytes + request.cluster.allowance_bytes) // GIBIBYTE)  # rounded up, or it wouldn't fit
-    return f"With {tenths / 10:.1f} GiB a GPU {layout_text(least.layout)} would fit"
+    """Say in one line how much memory a GPU must have for the smallest layout of a search in which nothing fits."""
+    smallest = found.nearest[0]
+    tenths = -(-10 * (smallest.bytes + request.cluster.allowance_bytes) // GIBIBYTE)  # rounded up, or it wouldn't fit
+    return f"With {tenths / 10:.1f} GiB a GPU {layout_text(smallest.layout)} would fit"
 
 
 def print_plans(console: Console, outcome: Mapping) -> None:
-    """``as_object``'s outcome, in tables of at most 80 columns."""
+    """Print a search's outcome in tables of at most 80 columns.
+
+    Args:
+        console: where it is printed.
+        outcome: what ``as_object`` returns.
+    """
 
     def say(*lines: str) -> None:
         for line in lines:
@@ -204,7 +241,7 @@ def print_plans(console: Console, outcome: Mapping) -> None:
         head(f"The first: {outcome['plans'][0]['text']}")
         console.print(_bill_table(outcome["bill"]))
         console.print(_seconds_table(outcome["plans"][0]["seconds"]))
-        say("The bill is of this library's layer; the code that these set runs its own, which may keep more.")
+        say("The bill is of this library's layer. The frameworks below run layers of their own, which may keep more.")
         for name, lines in outcome["settings"].items():
             head(f"Settings for {name}")
             console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
@@ -225,7 +262,7 @@ def _plans_table(plans: list[dict]) -> Table:
 
 
 def _bill_table(bill: Mapping) -> Table:
-    """A bill, line by line, and what stays free."""
+    """A bill line by line, with the memory that stays free."""
     found = empty_table(f"The bill of the fullest rank: {bill['moment']}", "line", "bytes", "GiB")
 
     def add(name: str, size: int, lines: Iterable[Mapping] = ()) -> None:
@@ -244,7 +281,7 @@ def _bill_table(bill: Mapping) -> Table:
 
 
 def _seconds_table(seconds: Mapping[str, float]) -> Table:
-    """Where the predicted time of a step goes, and what each part rests on."""
+    """The predicted seconds of a step by what they are spent on, and how each is found."""
     found = empty_table(f"Seconds of one step: {seconds['total']:.3f}", "line", "s", "source")
     for name, source in SECONDS_SOURCES.items():
         found.add_row(name, f"{seconds[name]:.3f}", source)

@@ -1,7 +1,9 @@
-"""What the planner asks of a model: bytes, FLOPs and collectives of its layers, embedding and loss on one rank.
+"""The models that ``actmem plan`` knows by name, and what the planner asks of each.
 
-The paper's GPT, and today's decoders, with experts too, which the ranks of t share, or more than these.  Under context
-parallelism everything is sharded along the sequence: K and V are gathered for attention, and again in backward.
+It asks for the bytes, FLOPs and collectives of the layers, the embedding and the loss on one rank.  There are the
+paper's GPT and today's decoders, with experts too, which are shared among the t tensor-parallel ranks or among more
+ranks.  Under context parallelism everything is sharded along the sequence: K and V are gathered for attention, and
+gathered again in backward.
 """
 
 from __future__ import annotations
@@ -35,15 +37,18 @@ from actmem_more.llama_terms import context_collectives, forced_routed_tokens, l
 from actmem_tools.plan.optimizers import OPTIMIZERS, optimizer_of
 from actmem_tools.tape.stage_tapes import StagePart, stage_part
 
-#: The loss reads 16-bit logits and passes over its float32 copy four times: made, shifted, exp, divided.
+#: Bytes that the loss moves for each logit: it reads 16 bits, writes a float32 copy, and then reads and writes that
+#: three times, to subtract the maximum, for exp and to divide.
 _LOSS_BYTES = 2 + 4 + 3 * 8
 
 
 @dataclass(frozen=True)
 class RankWork:
-    """One rank's computation for one microbatch.
+    """What one rank computes for one microbatch.
 
-    matmul_flops: of matmuls.  moved_bytes: read and written by all other operations, each alone.
+    Attributes:
+        matmul_flops: FLOPs of all matmuls.
+        moved_bytes: bytes that all operations read and write, as if each were a kernel of its own.
     """
 
     matmul_flops: int
@@ -51,12 +56,22 @@ class RankWork:
 
 
 class PlannedModel(ABC):
-    """A model with its sequence length.  Methods take the layout; all numbers are of one rank.
+    """A model that the planner knows by name.  Methods take a layout, and answer for one rank of it.
 
-    shape: its micro_batch_size is not used.  recompute_modes: names from the least recomputed to the most, each slower
-    and smaller than the one before; they run to the last tensor that backward reads.  routing: of experts, "even" or
-    "one-sided"; empty without them.  norm_vectors: of h elements, in the final norm.  global_batch_size: sequences of a
-    step, if nothing else is asked for.  device_type: whose kernels keep what is billed.
+    Attributes:
+        name: as the paper or its authors write it, "175B" or "llama3-70b".
+        shape: its sizes, with the sequence length.  ``micro_batch_size`` is not used: the layout has one.
+        recompute_modes: modes of recomputation, from the one that recomputes least to the one that recomputes most.
+            Each is slower and saves less than the one before.  Recomputation stops at the last tensor that backward
+            reads.
+        context_parallel: whether its layer has context parallelism.
+        norm_vectors: how many vectors of h elements the final norm has.
+        tied_embeddings: whether embedding and output layer share one table.
+        learned_positions: whether positions have a table of learned vectors.
+        routing: how tokens are spread over experts, "even" or "one-sided"; "" without experts.
+        global_batch_size: sequences of one step, unless another number is asked for.
+        optimizer: what trains it.
+        device_type: "cuda" or "cpu": whose kernels run, which decides what some operations save.
     """
 
     shape: ModelShape | LlamaShape
@@ -75,7 +90,7 @@ class PlannedModel(ABC):
 
     @property
     def states(self) -> tuple[State, ...]:
-        """What is kept of each parameter: weights, gradients, and what the optimizer keeps."""
+        """What is kept of each parameter: the weight, its gradient, and the optimizer's states."""
         return self.optimizer.all_states
 
     @property
@@ -94,27 +109,40 @@ class PlannedModel(ABC):
         return other
 
     def with_sizes(self, **sizes: int) -> PlannedModel:
-        """The same model with other sizes of its shape.  Raises ConfigError on a bad one."""
+        """Return the same model with other sizes of its shape, as ``seq_length=4096``.
+
+        Raises: ConfigError on an impossible size.
+        """
         return self._with(shape=self.shape.with_sizes(**sizes))
 
     def with_optimizer(self, optimizer: str) -> PlannedModel:
-        """The same model under another optimizer.  Raises ConfigError on an unknown one."""
+        """Return the same model, trained by another optimizer.
+
+        Args:
+            optimizer: a key of ``OPTIMIZERS``.
+
+        Raises: ConfigError on an unknown one.
+        """
         return self._with(optimizer=optimizer_of(optimizer))
 
     def check_verifiable(self) -> None:
-        """Raises ConfigError if ``--verify`` can't run the optimizer's step."""
+        """Raise ConfigError if the optimizer's step can't be run here, as ``--verify`` needs it."""
         if not self.optimizer.is_default:
             raise ConfigError("verify", f"only adamw's step is run here, not that of {self.optimizer.name}")
 
     def on(self, device_type: str) -> PlannedModel:
-        """The same model as "cuda" keeps it, or "cpu", on which an emulated rank counts."""
+        """Return the same model with the bytes that one kind of device's kernels save.
+
+        Args:
+            device_type: "cuda", the default of every model; or "cpu", where an emulated rank runs and is measured.
+        """
         check_choice("device_type", device_type, RNG_STATE_BYTES)
         return self._with(device_type=device_type)
 
     def with_modes(self, modes: Sequence[str]) -> PlannedModel:
-        """The same model with some of its recomputation modes only.
+        """Return the same model with only some of its modes of recomputation.
 
-        Raises: ConfigError on an unknown one, or on none.
+        Raises: ConfigError on an unknown mode, or if there is none.
         """
         if not modes:
             raise ConfigError("recompute", "must name at least one mode")
@@ -123,10 +151,11 @@ class PlannedModel(ABC):
         return self._with(recompute_modes=tuple(mode for mode in self.recompute_modes if mode in modes))
 
     def with_routing(self, routing: str) -> PlannedModel:
-        """The same model with another routing of its experts.
+        """Return the same model with another routing of tokens to experts.
 
         Args:
-            routing: "even" loads, or "one-sided" ones: every token to the same experts, the worst case.
+            routing: "even": every expert gets equally many tokens; or "one-sided": all tokens go to the same experts,
+                the worst case.
 
         Raises: ConfigError if it has no experts.
         """
@@ -137,97 +166,118 @@ class PlannedModel(ABC):
 
     @abstractmethod
     def check(self, layout: Parallel) -> None:
-        """Raise ConfigError if t or context ranks can't share a layer."""
+        """Raise ConfigError if a layer can't be sharded among the layout's tensor- and context-parallel ranks."""
 
     @abstractmethod
     def rows(self, layout: Parallel, what: str) -> Sequence[Row]:
-        """What is saved for backward of one microbatch.
+        """List what one rank saves for backward of one microbatch in a part of the model.
 
         Args:
-            what: a mode, for one layer under it; "first", for the embedding; or "last", for the final norm, the output
-                layer and the loss, with the logits.
+            layout: how the ranks share the model.
+            what: the part: a mode of recomputation, for one layer in that mode; "first", for the embedding; or "last",
+                for the final norm, the output layer and the loss, with the logits.
         """
 
     @abstractmethod
     def part(self, layout: Parallel, what: str) -> StagePart:
-        """The tape of one layer or of embedding and loss, on one rank.
+        """Read a part of the model on the stored tapes: its FLOPs, and what its backward makes.
 
         Args:
-            what: "layer none", or another mode; or of embedding and loss "first", "last" or "whole".
+            layout: how the ranks share the model.
+            what: the part: "layer none", or another mode after "layer", for one layer; "first", for the embedding;
+                "last", for the final norm, the output layer and the loss; or "whole", for both ends together.
         """
 
     @abstractmethod
     def layer_parameters(self, layout: Parallel) -> int:
-        """Elements of one layer."""
+        """Count the parameters of one layer that one rank holds."""
 
     def expert_parameters(self, layout: Parallel) -> int:
-        """Of them those of experts, if other ranks hold the same ones than of the rest."""
+        """Count those of a layer's parameters on one rank that belong to experts, if fewer ranks hold the same experts.
+
+        That is so where more ranks share the experts than share the rest (EP > TP).  Else it is 0: data-parallel ranks
+        then divide the experts' parameters as all others.
+        """
         return 0
 
     @abstractmethod
     def layer_collectives(self, layout: Parallel, recompute: str) -> list[PredictedCollective]:
-        """Collectives of one layer among tensor- and context-parallel ranks, forward and backward."""
+        """List the collectives of one layer among tensor-, context- and expert-parallel ranks, for one microbatch.
+
+        Those of forward, of recomputation and of backward are among them (``PredictedCollective.phase``).
+        """
 
     @abstractmethod
     def moved_bytes(self, layout: Parallel) -> int:
-        """Bytes that one layer's forward pass reads and writes, each operation alone."""
+        """Count the bytes that one layer's forward pass reads and writes, as if each operation were a kernel."""
 
     @abstractmethod
     def moved_again_bytes(self, layout: Parallel, recompute: str) -> int:
-        """Those of recomputation."""
+        """Count the bytes that recomputation of one layer reads and writes in backward."""
 
     def end_parameters(self, layout: Parallel, first: bool, last: bool) -> int:
-        """Elements of the embedding, if ``first``, and of the final norm and output layer, if ``last``."""
+        """Count the parameters outside layers that one rank holds.
+
+        Args:
+            layout: how the ranks share the model.
+            first: whether the rank has the embedding.
+            last: whether the rank has the final norm and the output layer.
+        """
         tables = int(first or last) if self.tied_embeddings else first + last
         vectors = first * self.learned_positions * self.seq_length + last * self.norm_vectors
         return self.shape.hidden_size * (tables * self.own_vocabulary(layout) + vectors)
 
     @property
     def num_parameters(self) -> int:
-        """Parameters of the whole model."""
+        """How many parameters the whole model has."""
         alone = Parallel()
         return self.num_layers * self.layer_parameters(alone) + self.end_parameters(alone, True, True)
 
     def own_vocabulary(self, layout: Parallel) -> int:
-        """Rows of the embedding on one rank: v/t, after v is padded to a multiple of t."""
+        """Return how many of the embedding's rows one rank holds: v/t, after v is padded to a multiple of t."""
         t = layout.tensor_parallel_size
         return padded_vocab_size(self.shape.vocab_size, t, multiple=1) // t
 
     def layer_work(self, layout: Parallel) -> RankWork:
-        """One layer's forward pass."""
+        """Count the work of one layer's forward pass."""
         return RankWork(self.part(layout, "layer none").forward_flops, self.moved_bytes(layout))
 
     def added_work(self, layout: Parallel, recompute: str) -> RankWork:
-        """What is recomputed in one layer."""
+        """Count the work that recomputation adds to one layer's backward pass."""
         mode, none = (self.part(layout, f"layer {each}") for each in (recompute, "none"))
         return RankWork(mode.backward_flops - none.backward_flops, self.moved_again_bytes(layout, recompute))
 
     def last_work(self, layout: Parallel) -> RankWork:
-        """The output layer's forward pass, and the loss's."""
+        """Count the work of the forward pass of output layer and loss."""
         moved = _LOSS_BYTES * self.tokens(layout) * self.own_vocabulary(layout)
         return RankWork(self.part(layout, "last").forward_flops, moved)
 
     def model_flops(self, global_batch_size: int) -> int:
-        """FLOPs of one step of the whole model without recomputation."""
+        """Count the FLOPs of one step of the whole model, without recomputation."""
         layout = Parallel(micro_batch_size=global_batch_size)
         layer, end = (self.part(layout, what).forward_flops for what in ("layer none", "last"))
         return 3 * (self.num_layers * layer + end)
 
     def tokens(self, layout: Parallel) -> int:
-        """Tokens of one microbatch on a context-parallel rank."""
+        """Return how many tokens of one microbatch a context-parallel rank has."""
         return self.seq_length // layout.context_parallel_size * layout.micro_batch_size
 
     def hidden_elements(self, layout: Parallel) -> int:
-        """Elements of a layer's input and output on one rank."""
+        """Count the elements of a layer's input on one rank; its output has as many."""
         return self.tokens(layout) * self.shape.hidden_size // layout.sequence_parts
 
     def output_bytes(self, layout: Parallel) -> int:
-        """What one stage sends to the next for one microbatch, in 16 bits."""
+        """Count the bytes that a rank of one stage sends to the next stage for one microbatch, in 16 bits."""
         return 2 * self.hidden_elements(layout)
 
 
 class PlannedGPT(PlannedModel):
-    """The paper's model: its own formulas, asked for one layout after another."""
+    """A GPT of the paper, by the paper's formulas.
+
+    Args:
+        name: the model's name.  If it is one of ``PAPER_MODELS``, a step has as many sequences as in the paper.
+        shape: its sizes.
+    """
 
     shape: ModelShape
     recompute_modes: Sequence[str] = ("none", "selective", "elementwise", "full")
@@ -238,7 +288,7 @@ class PlannedGPT(PlannedModel):
         self.global_batch_size = PAPER_MODELS[name].global_batch_size if name in PAPER_MODELS else 1
 
     def _one_layer(self, layout: Parallel) -> tuple[ModelShape, Parallel]:
-        """The shape with one layer, and t with sequence parallelism: what one layer's formulas take."""
+        """Return what the formulas of one layer take: the shape with one layer and b, and ``layout.layer_axes``."""
         return self.shape.with_sizes(micro_batch_size=layout.micro_batch_size, num_layers=1), layout.layer_axes
 
     def check(self, layout: Parallel) -> None:
@@ -274,17 +324,24 @@ class PlannedGPT(PlannedModel):
     def moved_again_bytes(self, layout: Parallel, recompute: str) -> int:
         operations = forward_operations(*self._one_layer(layout))
         core = {operation.name for operation in operations if operation.core}
-        # *full* recomputes all but the last.
+        # *full* isn't listed: it recomputes all operations but the last.
         names = {"none": set(), "selective": core, "elementwise": core | {"layer norm 1", "layer norm 2", "GeLU"}}
-        # Recomputation stops before the region's last matmul, whose output backward doesn't read, and so
-        # before the last dropout of the layer.
-        matmuls, others = PAPER_LAYER.recomputed_matmuls(recompute), names.get(recompute)
-        again = [o for o in operations if (o.name in matmuls if o.matmul else others is None or o.name in others)]
-        return sum(o.bytes for o in again if o.name != operations[-1].name)
+        # Recomputation stops before the region's last matmul, whose output backward doesn't read, and so before the
+        # layer's last dropout.
+        matmuls, rest = PAPER_LAYER.recomputed_matmuls(recompute), names.get(recompute)
+        recomputed = [o for o in operations if (o.name in matmuls if o.matmul else rest is None or o.name in rest)]
+        return sum(o.bytes for o in recomputed if o.name != operations[-1].name)
 
 
 class PlannedLlama(PlannedModel):
-    """Llama and its kin: RMSNorm, rotary positions, grouped-query attention, gated MLPs or experts, no biases."""
+    """A Llama, or a model built like it, by this library's formulas.
+
+    It has RMSNorm, rotary positions, grouped-query attention, gated MLPs or experts, and no biases.
+
+    Args:
+        name: the model's name.
+        shape: its sizes.
+    """
 
     shape: LlamaShape
     recompute_modes: Sequence[str] = ("none", "elementwise", "full")
@@ -302,24 +359,24 @@ class PlannedLlama(PlannedModel):
         return self.shape.with_sizes(micro_batch_size=layout.micro_batch_size)
 
     def _layer_shape(self, layout: Parallel) -> LlamaShape:
-        """One layer as a context-parallel rank sees it: its part of the sequence.
+        """Return the shape that one context-parallel rank sees: its seq_length is that rank's part of the sequence.
 
-        Raises: ConfigError if the ranks can't share the layer, or the sequence in two chunks each
-            (``actmem_more.context``).
+        Raises: ConfigError if the ranks can't share the layer, or if the sequence can't be divided into two chunks for
+            each context-parallel rank (``actmem_more.context``).
         """
         return own_context_shape(self._whole_shape(layout), layout)
 
     @lru_cache(maxsize=2**12)  # noqa: B019
     def rows(self, layout: Parallel, what: str) -> Sequence[Row]:
         tokens, t = self.tokens(layout), layout.tensor_parallel_size
-        whole, hidden = layout.sequence_parts, 2 * self.hidden_elements(layout)
+        shards, hidden = layout.sequence_parts, 2 * self.hidden_elements(layout)
         if what == "first":
             return [Row("token ids", 4 * tokens, 1, "embedding")]
         if what == "last":
             return [
-                Row("final RMSNorm input", hidden, whole, "residual stream"),
-                Row("final RMSNorm statistic", 4 * tokens // whole, whole, "1/rms of each token"),
-                Row("output layer input", hidden, whole, "weight gradient"),
+                Row("final RMSNorm input", hidden, shards, "residual stream"),
+                Row("final RMSNorm statistic", 4 * tokens // shards, shards, "1/rms of each token"),
+                Row("output layer input", hidden, shards, "weight gradient"),
                 Row("logits (float32)", 4 * tokens * self.own_vocabulary(layout), t, "cross entropy"),
                 Row("target ids", 4 * tokens, 1, "cross entropy"),
             ]
@@ -366,17 +423,21 @@ class PlannedLlama(PlannedModel):
         return llama_collectives(shape, layout, recompute) + context_collectives(shape, layout, recompute=recompute)
 
     def _key_value_size(self, layout: Parallel) -> int:
-        """Elements of one rank's keys for one token: kd/t, but at least one head."""
+        """Count the elements of one token's keys on one rank: kd/t, but at least those of one head."""
         return max(self.shape.num_key_value_heads // layout.tensor_parallel_size, 1) * self.shape.d
 
     def _routed(self, layout: Parallel) -> int | None:
-        """Pairs of a token and an expert on rank 0, which takes most (R); None without experts."""
+        """Count the pairs of a token and an expert (R) that rank 0 computes, the rank with most; None without
+        experts."""
         if not self.routing:
             return None
         return forced_routed_tokens(self._layer_shape(layout), layout, self.routing, 0)
 
     def _mlp_rows(self, layout: Parallel) -> int:
-        """Elements of gate, as of up: this rank's columns for every token, or its experts' for the tokens they take."""
+        """Count the elements of the gate projection's output on one rank; the up projection's has as many.
+
+        Without experts it has this rank's columns for every token, with experts all columns for each pair (R).
+        """
         d, routed = self.shape, self._routed(layout)
         if routed is not None:
             return routed * d.ffn_hidden_size
@@ -385,13 +446,14 @@ class PlannedLlama(PlannedModel):
     def moved_bytes(self, layout: Parallel) -> int:
         d, tokens, hidden, wide = self.shape, self.tokens(layout), self.hidden_elements(layout), self._mlp_rows(layout)
         heads = tokens * (d.query_size // layout.tensor_parallel_size + self._key_value_size(layout))
-        # Into and out of the linears and flash attention, and SwiGLU's three; then two norms and sums, and rotation.
+        # First what linears, flash attention and SwiGLU read and write, with the weights; then norms, residual
+        # additions and rotary positions.
         elements = 2 * d.hidden_size * tokens + 4 * heads + 3 * wide + self.layer_parameters(layout)
         elements += 10 * hidden + 2 * heads * (1 + d.qk_norm) + 3 * wide
         if (routed := self._routed(layout)) is None:
             return 2 * (elements + 2 * d.hidden_size * tokens)
-        # The experts' rows and the router's input.  A row for each pair is written, sorted, sent, sorted back and
-        # added up.
+        # With experts come their rows and the router's input, and a row for each pair of token and expert, which is
+        # written, sorted, sent, sorted back and added up.
         pairs = hidden * (d.experts_per_token or 0)
         return 2 * (elements + 6 * d.hidden_size * routed + 3 * hidden + 6 * pairs)
 
@@ -404,20 +466,20 @@ class PlannedLlama(PlannedModel):
         return 2 * (2 * 2 * self.hidden_elements(layout) + 3 * self._mlp_rows(layout) + 2 * 2 * heads)
 
     def last_work(self, layout: Parallel) -> RankWork:
-        """With the bytes that the output layer moves."""
+        """Count the work of the forward pass of output layer and loss, with the bytes that the output layer moves."""
         work = super().last_work(layout)
         tokens, own, h = self.tokens(layout), self.own_vocabulary(layout), self.shape.hidden_size
         return RankWork(work.matmul_flops, work.moved_bytes + 2 * (tokens * (h + own) + h * own))
 
 
-#: Tokens of a sequence in the first stage of training where it is not that of LLAMA_MODELS (2505.09388), and Mixtral's
-#: only one (2401.04088).
+#: Tokens of a sequence, for models whose shape in LLAMA_MODELS has another length: Qwen3's in the first stage of
+#: training (2505.09388), and Mixtral's (2401.04088).
 _LENGTHS = {"qwen3-32b": 4096, "qwen3-30b-a3b": 4096, "mixtral-8x7b": 32768}
-#: Tokens of a step: 16 million (2407.21783 table 4); of others, whose papers state none, Llama 2's 4 million
-#: (2307.09288 section 2.2).
+#: Tokens of one step: 16 million for Llama 3 405B (2407.21783 table 4); for others, whose papers state no number, Llama
+#: 2's 4 million (2307.09288 section 2.2).
 _STEP_TOKENS = {"llama3-405b": 2**24}
 _USUAL_STEP_TOKENS = 2**22
-#: By the name in lower case.
+#: All planned models by their names in lower case.
 PLANNED_MODELS: dict[str, PlannedModel] = {
     **{name.lower(): PlannedGPT(name, model.shape) for name, model in PAPER_MODELS.items()},
     **{
@@ -429,10 +491,16 @@ PLANNED_MODELS: dict[str, PlannedModel] = {
 
 
 def planned_model_of(name: str) -> PlannedModel:
-    """The model of that name, in upper or lower case; ConfigError, with the nearest names, on another one."""
+    """Find a model by its name.
+
+    Args:
+        name: a key of ``PLANNED_MODELS``, in upper or lower case.
+
+    Raises: ConfigError, which suggests similar names, if there is no such model.
+    """
     model = PLANNED_MODELS.get(name.lower())
     if model is None:
-        near = difflib.get_close_matches(name.lower(), PLANNED_MODELS, n=3, cutoff=0.4)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(PLANNED_MODELS)}"
+        similar = difflib.get_close_matches(name.lower(), PLANNED_MODELS, n=3, cutoff=0.4)
+        hint = f"did you mean {' or '.join(similar)}?" if similar else f"known: {', '.join(PLANNED_MODELS)}"
         raise ConfigError("model", f"{shown(name)} is not known; {hint}")
     return model

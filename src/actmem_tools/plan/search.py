@@ -1,11 +1,12 @@
-"""The search: every layout of a job that ``layouts`` lists is counted.
+"""Search the layouts of a training job: count the bytes of each, and rank those that fit.
 
-What fits is ordered by predicted time, or ranked as ``Plan.order_of_equals`` says.  What doesn't says by how much.
+``layouts`` lists the layouts.  Those that fit are ordered by predicted time, and those whose times can't be told apart
+as ``Plan.order_of_equals`` says.  Of those that don't fit, the smallest are returned, with their bytes.
 
-Counted is the bill of a pipeline rank when it holds most, as a sum or line by line: weights in 16 bits, gradients
-added up in float32, an optimizer with float32 copies of the weights (``formulas.states``), divided among data-parallel
-ranks as the ZeRO stage says, and what forward passes save.  Pipeline outputs are freed once they are sent (2205.05198
-appendix B).
+What is counted is a bill: all that a pipeline rank holds at the moment when it holds most.  That is the weights in 16
+bits, the gradients added up in float32 and the optimizer's states with float32 copies of the weights
+(``formulas.states``), divided among data-parallel ranks as the ZeRO stage says; what forward passes save for backward;
+and what the next backward pass makes.  A stage's outputs are freed once they are sent (2205.05198 appendix B).
 """
 
 from __future__ import annotations
@@ -38,63 +39,80 @@ from actmem_tools.plan.step_time import (
 )
 from actmem_tools.tape.stage_tapes import Transient, transient
 
-#: ZeRO-3 holds two layers' gathered weights: the one at work, and the next one on its way.
+#: ZeRO-3 holds the gathered weights of two layers: of the one that runs, and of the next one, which are on their way.
 _GATHERED_LAYERS = 2
 _NOT_RUN = "no framework runs this whose settings are printed; --all plans it all the same"
 
 
 @dataclass(frozen=True)
 class Bill:
-    """Rows by part ("weights", "activations", …) at one moment of the step, in bytes of one rank."""
+    """What one rank holds at one moment of the step.
+
+    Attributes:
+        moment: the rank and the moment, in words.
+        parts: the rows, in bytes, by part of the bill: "weights", "gradients", "optimizer states", "activations",
+            "logits and loss", "communication buffers" and "transient".
+    """
 
     moment: str
     parts: Mapping[str, Sequence[Row]]
 
     @property
     def bytes(self) -> int:
-        """All rows together."""
+        """The sum of all rows."""
         return sum(total(rows) for rows in self.parts.values())
 
     def by_part(self) -> dict[str, int]:
-        """Bytes of each part, without the empty ones."""
+        """The bytes of each part that has any."""
         sums = {part: total(rows) for part, rows in self.parts.items()}
         return {part: size for part, size in sums.items() if size}
 
 
 @lru_cache(maxsize=2**12)
 def chunk_layers(num_layers: int, pipeline_parallel_size: int, num_model_chunks: int = 1) -> tuple[int, ...]:
-    """Layers of each stage of the model, in its order: chunk c of rank r is stage c·p + r.
+    """Spread L layers over p·m stages, m of them on each of p ranks.
 
-    Where p·m does not divide L, the last stage and then the first hold fewer: they have the model's ends.  Of several
-    chunks they hold at most one fewer each, as frameworks count an end as a layer.
-    Raises ConfigError if more layers are short, or if an end would have no layer.
+    If p·m does not divide L, the last stage holds fewer layers than the others, and then the first stage too: these two
+    have the output layer and the embedding to hold besides.  With several chunks on a rank (m > 1) each of the two
+    holds at most one layer fewer, because frameworks let the embedding or the loss take the place of one layer.
+
+    Returns: the number of layers of each stage, in the order in which a microbatch passes through them.  Chunk c of
+        rank r is stage c·p + r.
+
+    Raises: ConfigError if the two would have to hold fewer layers than that, or none.
     """
     p, m = pipeline_parallel_size, num_model_chunks
-    each = -(-num_layers // (p * m))
-    short = each * p * m - num_layers
-    at_first = short // 2
-    if short and (p == 1 or each <= short - at_first or (m > 1 and short > 2)):
+    per_stage = -(-num_layers // (p * m))
+    missing = per_stage * p * m - num_layers
+    missing_at_first = missing // 2
+    if missing and (p == 1 or per_stage <= missing - missing_at_first or (m > 1 and missing > 2)):
         name = "pipeline_parallel_size" if m == 1 else "pipeline_parallel_size · num_model_chunks"
         raise ConfigError("num_layers", f"{num_layers} can't be spread over {name} = {p * m}")
-    layers = [each] * (p * m)
-    layers[0] -= at_first
-    layers[-1] -= short - at_first
+    layers = [per_stage] * (p * m)
+    layers[0] -= missing_at_first
+    layers[-1] -= missing - missing_at_first
     return tuple(layers)
 
 
 @lru_cache(maxsize=2**12)
 def stage_layers(num_layers: int, pipeline_parallel_size: int, num_model_chunks: int = 1) -> tuple[int, ...]:
-    """Layers on each pipeline rank, all chunks together: see ``chunk_layers``."""
+    """Return how many layers each pipeline rank holds in all its chunks together (see ``chunk_layers``)."""
     layers = chunk_layers(num_layers, pipeline_parallel_size, num_model_chunks)
     return tuple(sum(layers[rank::pipeline_parallel_size]) for rank in range(pipeline_parallel_size))
 
 
-# A search asks for thousands of layouts: what some of them share is computed once for the axes that it depends on.
+# A search counts thousands of layouts.  Results that depend on some of their sizes only are cached by those sizes:
+# ``Parallel.stage_axes`` or ``Parallel.layer_axes``, which leave out the others.
 
 
 @lru_cache(maxsize=2**12)
 def refusal(model: PlannedModel, stage_axes: Parallel) -> str:
-    """Why ranks can't share the model as the layout says; empty if they can."""
+    """Return why the model can't be sharded as the layout says, in one sentence; "" if it can be.
+
+    Args:
+        model: what is to be sharded.
+        stage_axes: the layout's ``stage_axes``.
+    """
     try:
         model.check(stage_axes.layer_axes)
         chunk_layers(model.num_layers, stage_axes.pipeline_parallel_size, stage_axes.num_model_chunks)
@@ -105,27 +123,35 @@ def refusal(model: PlannedModel, stage_axes: Parallel) -> str:
 
 @lru_cache(maxsize=2**12)
 def rank_parameters(model: PlannedModel, stage_axes: Parallel, pipeline_rank: int) -> tuple[int, int, int, int]:
-    """Parameters of one pipeline rank, before data-parallel ranks divide them.
+    """Count the parameters that one pipeline rank holds, before data-parallel ranks divide them (ZeRO).
 
     Args:
         model: whose parameters are counted.
         stage_axes: the layout's tensor, pipeline and expert sizes (``Parallel.stage_axes``).
         pipeline_rank: which rank of the pipeline, from 0.
 
-    Returns: numbers of elements: all on the rank; of these those of one layer; those outside layers (embedding, final
-        norm, output layer); and those of experts that fewer ranks hold than the rest.
+    Returns: four numbers of elements: of all that the rank holds; of one layer; of what is outside layers (embedding,
+        final norm, output layer); and of the rank's experts, if more ranks share the experts than share the rest, else
+        0.
     """
     p = stage_axes.pipeline_parallel_size
-    layer = model.layer_parameters(stage_axes.layer_axes)
-    ends = model.end_parameters(stage_axes, pipeline_rank == 0, pipeline_rank == p - 1)
+    of_layer = model.layer_parameters(stage_axes.layer_axes)
+    of_ends = model.end_parameters(stage_axes, pipeline_rank == 0, pipeline_rank == p - 1)
     layers = stage_layers(model.num_layers, p, stage_axes.num_model_chunks)[pipeline_rank]
-    return layers * layer + ends, layer, ends, layers * model.expert_parameters(stage_axes.layer_axes)
+    return layers * of_layer + of_ends, of_layer, of_ends, layers * model.expert_parameters(stage_axes.layer_axes)
 
 
 def share(elements: int, layout: Parallel, divided: bool, of_experts: int = 0) -> int:
-    """Elements of each rank if data-parallel ranks divide them (``divided``), rounded up.
+    """Return how many of a rank's parameters it still holds once data-parallel ranks have divided them (ZeRO).
 
-    of_experts: of them those that fewer ranks hold (``PlannedModel.expert_parameters``).
+    Args:
+        elements: parameters of the rank before they are divided.
+        layout: says how many ranks hold the same parameters and divide them.
+        divided: whether they are divided at all; if not, ``elements`` is returned.
+        of_experts: how many of ``elements`` belong to experts of which fewer ranks hold the same
+            (``PlannedModel.expert_parameters``).
+
+    Returns: elements, rounded up.
     """
     if not divided:
         return elements
@@ -133,29 +159,35 @@ def share(elements: int, layout: Parallel, divided: bool, of_experts: int = 0) -
 
 
 def _static(model: PlannedModel, layout: Parallel, pipeline_rank: int) -> Iterator[tuple[str, str, int, str | State]]:
-    """What doesn't depend on recomputation: part, term, bytes, and where they come from; a search needs no more."""
-    elements, of_layer, ends, of_experts = rank_parameters(model, layout.stage_axes, pipeline_rank)
+    """Yield what ``static_rows`` makes rows of, without their texts, which a search doesn't need.
+
+    Yields: the part of the bill, the term, its bytes, and its source: a text, or the state that it is.
+    """
+    elements, of_layer, of_ends, of_experts = rank_parameters(model, layout.stage_axes, pipeline_rank)
     states, zero, replicas = model.states, layout.zero_stage, layout.replicas
-    for part, some, from_stage in (
+    for part, states_of_part, divided_from_stage in (
         ("weights", states[:1], 3), ("gradients", states[1:2], 2), ("optimizer states", states[2:], 1),
     ):  # fmt: skip
-        own = share(elements, layout, zero >= from_stage, of_experts)
-        for state in some:
-            yield part, state.term, state.bytes_of(own), state
+        elements_here = share(elements, layout, zero >= divided_from_stage, of_experts)
+        for state in states_of_part:
+            yield part, state.term, state.bytes_of(elements_here), state
     part = "communication buffers"
     if layout.pipeline_parallel_size > 1:
         yield part, "pipeline receive buffers", 2 * model.output_bytes(layout), "one output and one gradient"
     if replicas > 1 and zero >= 2:
-        if layout.expert_replicas == 1:  # nobody else has any of them
+        if layout.expert_replicas == 1:  # no other rank holds the same experts: they are neither gathered nor reduced
             of_layer -= model.expert_parameters(layout.layer_axes)
         if zero == 3:
-            size = 2 * (_GATHERED_LAYERS * of_layer + ends)
+            size = 2 * (_GATHERED_LAYERS * of_layer + of_ends)
             yield part, "gathered weights", size, "16-bit, two layers and the model's ends"
         yield part, "gradients before they are divided", 2 * of_layer, "16-bit, one layer"
 
 
 def static_rows(model: PlannedModel, layout: Parallel, pipeline_rank: int) -> dict[str, list[Row]]:
-    """Weights, gradients, optimizer states and communication buffers, by part: what doesn't depend on recomputation."""
+    """List the part of a rank's bill that doesn't depend on recomputation.
+
+    Returns: the rows by part: "weights", "gradients", "optimizer states" and "communication buffers".
+    """
     parts: dict[str, list[Row]] = {
         part: [] for part in ("weights", "gradients", "optimizer states", "communication buffers")
     }
@@ -166,8 +198,12 @@ def static_rows(model: PlannedModel, layout: Parallel, pipeline_rank: int) -> di
     return parts
 
 
-def flights(model: PlannedModel, layout: Parallel, num_microbatches: int, pipeline_rank: int) -> tuple[int, int]:
-    """Chunk-microbatches in flight on a rank, and layers of each, without what an end of several chunks is short of."""
+def chunk_passes(model: PlannedModel, layout: Parallel, num_microbatches: int, pipeline_rank: int) -> tuple[int, int]:
+    """Return how many passes of a chunk are in flight on a rank at its peak, and how many layers a chunk has.
+
+    A pass is in flight from its forward to its backward.  With several chunks on a rank the number of layers ignores
+    that the model's first and last chunk can have fewer than the others.
+    """
     p, m = layout.pipeline_parallel_size, layout.num_model_chunks
     layers = chunk_layers(model.num_layers, p, m)[pipeline_rank if m == 1 else p]
     return in_flight(layout, pipeline_rank, num_microbatches), layers
@@ -176,9 +212,12 @@ def flights(model: PlannedModel, layout: Parallel, num_microbatches: int, pipeli
 def _at_its_fullest(
     model: PlannedModel, layout: Parallel, recompute: str, num_microbatches: int, pipeline_rank: int
 ) -> tuple[list[tuple[str, int]], Transient]:
-    """What forward passes have left on a rank when it holds most, as ``PlannedModel.rows`` calls it, and how often; and
-    what the backward pass that comes then makes."""
-    flight, layers = flights(model, layout, num_microbatches, pipeline_rank)
+    """Describe the moment when a rank holds most: what its forward passes have saved, and what backward makes next.
+
+    Returns: pairs of what is saved, as ``PlannedModel.rows`` takes it, and how often it is there; and what the backward
+        pass that runs next makes at its peak.
+    """
+    passes, layers = chunk_passes(model, layout, num_microbatches, pipeline_rank)
     p, m, axes = layout.pipeline_parallel_size, layout.num_model_chunks, layout.layer_axes
     first, last = pipeline_rank == 0, pipeline_rank == p - 1
     embeddings = embeddings_in_flight(layout, num_microbatches) if first else 0
@@ -186,18 +225,18 @@ def _at_its_fullest(
     if m > 1:
         sizes, more_follow = chunk_layers(model.num_layers, p, m), num_microbatches > p
         if first and sizes[0] < layers:
-            embeddings -= more_follow  # fullest is the moment with the fewest of the smaller chunk
+            embeddings -= more_follow  # the rank holds most when the fewest passes are of the smaller chunk
             missing = embeddings * (layers - sizes[0])
-        elif last and (short := layers - sizes[-1]):
-            # Later on there are moments, as full, that have none of the last chunk.
-            last = not more_follow or _kept_bytes(model, axes, "last") >= short * _kept_bytes(model, axes, recompute)
-            missing, next_layers = (short, sizes[-1]) if last else (0, layers)
-    kept = [(recompute, flight * layers - missing)]
+        elif last and (at_last := layers - sizes[-1]):
+            # Later moments have as many passes in flight, and none of the smaller last chunk among them.
+            last = not more_follow or _kept_bytes(model, axes, "last") >= at_last * _kept_bytes(model, axes, recompute)
+            missing, next_layers = (at_last, sizes[-1]) if last else (0, layers)
+    kept = [(recompute, passes * layers - missing)]
     kept += [("first", embeddings)] * first + [("last", 1)] * last
     # With several chunks backward begins with the last one, which has no embedding.
     first = first and m == 1
-    at_ends = "whole" if first and last else "first" if first else "last" if last else ""
-    parts = model.part(axes, f"layer {recompute}"), model.part(axes, at_ends) if at_ends else None
+    ends = "whole" if first and last else "first" if first else "last" if last else ""
+    parts = model.part(axes, f"layer {recompute}"), model.part(axes, ends) if ends else None
     return kept, transient(*parts, first, last, next_layers)
 
 
@@ -205,7 +244,15 @@ def _at_its_fullest(
 def held_bytes(
     model: PlannedModel, stage_axes: Parallel, recompute: str, num_microbatches: int, pipeline_rank: int
 ) -> int:
-    """The bytes of ``rank_bill`` without ``static_rows``: a search needs no more."""
+    """Sum up the part of ``rank_bill`` that depends on recomputation: all its bytes but those of ``static_rows``.
+
+    Args:
+        model: what is trained.
+        stage_axes: the layout's ``stage_axes``.
+        recompute: mode of recomputation.
+        num_microbatches: of a step.
+        pipeline_rank: which rank of the pipeline, from 0.
+    """
     kept, backward = _at_its_fullest(model, stage_axes, recompute, num_microbatches, pipeline_rank)
     return backward.bytes + sum(count * _kept_bytes(model, stage_axes.layer_axes, what) for what, count in kept)
 
@@ -216,7 +263,15 @@ def _kept_bytes(model: PlannedModel, layer_axes: Parallel, what: str) -> int:
 
 
 def rank_bill(model: PlannedModel, layout: Parallel, recompute: str, num_microbatches: int, pipeline_rank: int) -> Bill:
-    """Everything on one pipeline rank at its peak."""
+    """List everything that one pipeline rank holds when it holds most.
+
+    Args:
+        model: what is trained.
+        layout: how the ranks share the model.
+        recompute: mode of recomputation.
+        num_microbatches: of a step.
+        pipeline_rank: which rank of the pipeline, from 0.
+    """
     kept, backward = _at_its_fullest(model, layout, recompute, num_microbatches, pipeline_rank)
 
     def times(rows: Iterable[Row], count: int) -> list[Row]:
@@ -228,32 +283,38 @@ def rank_bill(model: PlannedModel, layout: Parallel, recompute: str, num_microba
             model.rows(layout.layer_axes, what), count
         )
     *states, buffers = static_rows(model, layout, pipeline_rank).items()
-    flight, _ = flights(model, layout, num_microbatches, pipeline_rank)
+    passes, _ = chunk_passes(model, layout, num_microbatches, pipeline_rank)
     rank = f"pipeline rank {pipeline_rank} of {layout.pipeline_parallel_size}"
-    passes = "passes of one chunk" if layout.num_model_chunks > 1 else "microbatches" if flight > 1 else "microbatch"
-    moment = f"{rank}, {flight} {passes} in flight"
+    noun = "passes of one chunk" if layout.num_model_chunks > 1 else "microbatches" if passes > 1 else "microbatch"
+    moment = f"{rank}, {passes} {noun} in flight"
     return Bill(moment, dict([*states, *held.items(), buffers, ("transient", backward.rows)]))
 
 
-#: Microbatches of more sequences than this only hold more.
+#: The search tries no microbatch of more sequences: it would only hold more.
 LARGEST_MICRO_BATCH = 32
-#: Context-parallel ranks share one sequence, and hold at least so many tokens of it.
+#: The search gives each context-parallel rank at least so many tokens of a sequence.
 LEAST_CONTEXT_TOKENS = 2048
 
 
 def divisors(number: int, largest: int) -> list[int]:
-    """Divisors up to ``largest``, in order."""
-    return [each for each in range(1, min(number, largest) + 1) if number % each == 0]
+    """List the divisors of ``number`` that are at most ``largest``, in ascending order."""
+    return [divisor for divisor in range(1, min(number, largest) + 1) if number % divisor == 0]
 
 
 def layouts(
     model: PlannedModel, cluster: Cluster, global_batch_size: int, fixed: Mapping[str, int] = {}
 ) -> Iterator[Parallel]:
-    """Layouts of the cluster's GPUs, in a fixed order; sizes that the model can't have are still among them.
+    """Yield the layouts that a search counts, in a fixed order.
 
-    t divides a node, c is a power of 2 that leaves 2,048 tokens a rank, b is at most 32.
+    All use every GPU of the cluster, and divide the batch evenly.  t divides a node's GPUs; c is a power of 2 that
+    leaves each rank ``LEAST_CONTEXT_TOKENS``; b is at most ``LARGEST_MICRO_BATCH``.  Layouts that the model can't be
+    sharded by are among them: ``refusal`` finds those.
 
-    fixed: sizes by their names in Parallel; only layouts that have them.
+    Args:
+        model: what is trained.
+        cluster: its GPUs.
+        global_batch_size: sequences of one step.
+        fixed: sizes that a layout must have, by the names of ``Parallel``'s fields.
     """
 
     def allowed(name: str, sizes: Iterable[int]) -> list[int]:
@@ -272,23 +333,29 @@ def layouts(
                 continue
             sequential = allowed("sequence_parallel", (False, True) if t > 1 else (False,))
             stages = allowed("zero_stage", ZERO_STAGES if dp * cp > 1 else (0,))
-            # Among more ranks than t, each with tokens of its own.
-            beside = [t * w for w in divisors(dp * cp, experts) if experts % (t * w) == 0]
+            # Experts are shared among t ranks, or among a multiple of t, of which each group of t has its own tokens.
+            expert_sizes = [t * w for w in divisors(dp * cp, experts) if experts % (t * w) == 0]
             chunks = divisors(-(-model.num_layers // p), model.num_layers) if p > 1 else [1]
             batches = allowed("micro_batch_size", divisors(global_batch_size // dp, LARGEST_MICRO_BATCH))
             for m, sp, b in product(allowed("num_model_chunks", chunks), sequential, batches):
                 if m > 1 and (global_batch_size // dp // b) % p:
                     continue
-                shared = beside if beside and (sp or t == 1) else [t]
-                for zero, ranks in product(stages, allowed("expert_parallel_size", shared)):
+                sizes = expert_sizes if expert_sizes and (sp or t == 1) else [t]
+                for zero, ranks in product(stages, allowed("expert_parallel_size", sizes)):
                     yield Parallel(t, bool(sp), p, m, b, dp, cp, zero, ranks if ranks > t else None)
 
 
 @dataclass(frozen=True)
 class Counted:
-    """One way to run the job, and its bytes on the fullest rank.
+    """A layout whose bytes were counted.
 
-    bytes: of pipeline_rank at its peak, without the allowance.
+    Attributes:
+        layout: how the ranks share the model.
+        recompute: the mode of recomputation.
+        num_microbatches: of one step on each data-parallel rank.
+        pipeline_rank: the pipeline rank that holds most.
+        bytes: what that rank holds at its peak, without the memory that is left free for CUDA, NCCL and the allocator
+            (``Cluster.allowance_bytes``).
     """
 
     layout: Parallel
@@ -299,46 +366,48 @@ class Counted:
 
 
 class Refused(Counted):
-    """A layout that doesn't fit even with everything recomputed."""
+    """A layout that doesn't fit even with the most recomputation that may be used."""
 
 
 @dataclass(frozen=True)
 class Plan(Counted):
-    """One that fits, and how long its step takes."""
+    """A layout that fits, with the least recomputation with which it does, and how long its step takes."""
 
     seconds: StepSeconds
 
     @property
     def order(self) -> tuple:
-        """Sorts plans: by time, then bytes, then sizes, so that equals come out in one order."""
-        one = self.layout
-        sizes = one.tensor_parallel_size, one.pipeline_parallel_size, one.num_model_chunks
-        more = one.context_parallel_size, one.expert_ranks, one.micro_batch_size
-        return self.seconds.total, self.bytes, *sizes, *more, one.zero_stage, not one.sequence_parallel
+        """The key that sorts plans by time, then by bytes, and then by their sizes, so that the order is always the
+        same."""
+        layout = self.layout
+        sizes = layout.tensor_parallel_size, layout.pipeline_parallel_size, layout.num_model_chunks
+        more_sizes = layout.context_parallel_size, layout.expert_ranks, layout.micro_batch_size
+        return self.seconds.total, self.bytes, *sizes, *more_sizes, layout.zero_stage, not layout.sequence_parallel
 
     @property
     def order_of_equals(self) -> tuple:
-        """Sorts plans whose times are too near to be told apart: what is least likely to go wrong first.
+        """The key that sorts plans whose times are too near to be told apart, so that the least risky comes first.
 
-        Returns: less hidden traffic, in steps of the time model's error, then the lower ZeRO stage, fewer axes of
-            parallelism, more free memory, and then ``order``.
+        Returns: first how much traffic must be hidden, in steps of ``MODEL_ERROR`` of the step's time; then the ZeRO
+            stage, the number of axes of parallelism, the bytes, and ``order``.
         """
         hidden = int(self.seconds.hidden / (MODEL_ERROR * self.seconds.total))
-        one = self.layout
-        ranks = (one.tensor_parallel_size, one.pipeline_parallel_size, one.context_parallel_size)
-        axes = sum(size > 1 for size in (*ranks, one.data_parallel_size)) + (one.expert_ranks > ranks[0])
-        return hidden, one.zero_stage, axes, self.bytes, *self.order
+        layout = self.layout
+        ranks = (layout.tensor_parallel_size, layout.pipeline_parallel_size, layout.context_parallel_size)
+        axes = sum(size > 1 for size in (*ranks, layout.data_parallel_size)) + (layout.expert_ranks > ranks[0])
+        return hidden, layout.zero_stage, axes, self.bytes, *self.order
 
 
 @dataclass
 class SearchResult:
     """What a search found.
 
-    plans: that fit, the first ones.
-    nearest: of those that don't, the smallest first.
-    counted: layouts whose bytes were computed.
-    fitting: of them, those that fit.
-    near: of these, those whose times are within MODEL_ERROR of the fastest's.
+    Attributes:
+        plans: the best of the layouts that fit, the best first.
+        nearest: the smallest of the layouts that don't fit, the smallest first.
+        counted: how many layouts had their bytes counted.
+        fitting: how many of those fit.
+        near: how many of the fitting ones take at most ``MODEL_ERROR`` longer than the fastest.
     """
 
     plans: list[Plan]
@@ -351,21 +420,32 @@ class SearchResult:
 def find_plans(
     model: PlannedModel, cluster: Cluster, global_batch_size: int, keep: int = 10, fixed: Mapping[str, int] = {}
 ) -> SearchResult:
-    """Search all layouts, fastest first.
+    """Count all layouts, and order those that fit by predicted time, the fastest first.
 
-    keep: how many plans, and refused layouts, to return.  fixed: see ``layouts``.
+    The same arguments always give the same result.
 
-    Deterministic.  Raises ConfigError if no layout has the given GPUs and batch, or on an axis that the model lacks.
+    Args:
+        model: what is trained.
+        cluster: its GPUs.
+        global_batch_size: sequences of one step.
+        keep: how many plans to return, and how many of the layouts that don't fit.
+        fixed: sizes that a layout must have (see ``layouts``).
+
+    Raises: ConfigError if no layout has these GPUs, this batch and these sizes, or if the model has no such axis.
     """
     return _Search(Request(model, cluster, global_batch_size, fixed, everything=True)).run(keep)
 
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for.
+    """What ``actmem plan`` is asked for: a job whose layouts are to be searched.
 
-    The model with its sequence length, the GPUs, the sequences of one step, and sizes that a layout must have.
-    everything: also what no framework runs whose settings are printed.
+    Attributes:
+        model: what is trained, with its sequence length and optimizer.
+        cluster: its GPUs.
+        global_batch_size: sequences of one step.
+        fixed: sizes that a layout must have (see ``layouts``).
+        everything: whether to count also layouts that none of the frameworks runs whose settings are printed.
     """
 
     model: PlannedModel
@@ -375,7 +455,14 @@ class Request:
     everything: bool = False
 
     def search(self, keep: int = 1) -> SearchResult:
-        """The layouts of this request, ranked."""
+        """Count all layouts of this request, and rank those that fit.
+
+        The fastest comes first, but among those whose times are within ``MODEL_ERROR`` of the fastest's
+        ``Plan.order_of_equals`` decides.
+
+        Args:
+            keep: how many plans to return, and how many of the layouts that don't fit.
+        """
         return _Search(self).run(keep, ranked=True)
 
 
@@ -385,7 +472,7 @@ class _Search:
         self.batch = check_size("global_batch_size", request.global_batch_size)
         self.everything = request.everything
         self.counted = 0
-        self.unfit: Counter[str] = Counter()
+        self.reasons: Counter[str] = Counter()  # why layouts were refused, and how often
         self._times = cache(self._layer_seconds)
 
     def run(self, keep: int, ranked: bool = False) -> SearchResult:
@@ -395,7 +482,7 @@ class _Search:
         for layout in layouts(self.model, self.cluster, self.batch, self.fixed):
             modes = self._modes(layout)
             if reason := refusal(self.model, layout.stage_axes) or ("" if modes else _NOT_RUN):
-                self.unfit[reason] += 1
+                self.reasons[reason] += 1
                 continue
             outcome = self._best(layout, modes)
             (plans if isinstance(outcome, Plan) else nearest).append(outcome)  # type: ignore[arg-type]
@@ -412,49 +499,51 @@ class _Search:
         return SearchResult(best, close, self.counted, len(plans), near)
 
     def _check(self) -> None:
+        """Raise ConfigError if a fixed size can't be, or names an axis that the model doesn't have."""
         for name, size in self.fixed.items():
             Parallel(**{"pipeline_parallel_size": 2, name: size})  # type: ignore[arg-type]  # or chunks are refused
         if self.fixed.get("context_parallel_size", 1) > 1 and not self.model.context_parallel:
             raise ConfigError("context_parallel_size", f"{self.model.name}'s layer has no context parallelism")
 
     def _modes(self, layout: Parallel) -> Sequence[str]:
-        """Modes of recomputation that may run in this layout."""
+        """List the modes of recomputation that some framework can run in this layout, or that were asked for."""
         modes = self.model.recompute_modes
         return [mode for mode in modes if self.everything or some_framework_runs(self.model, layout, mode)]
 
     def _refuse(self) -> NoReturn:
-        """Say why not one layout could be counted."""
-        others = dict(self.fixed)
-        stage = others.pop("zero_stage", 0)
-        if stage and any(layouts(self.model, self.cluster, self.batch, others)) and not self.unfit:
+        """Raise ConfigError with the reason why no layout could be counted."""
+        other_sizes = dict(self.fixed)
+        stage = other_sizes.pop("zero_stage", 0)
+        if stage and any(layouts(self.model, self.cluster, self.batch, other_sizes)) and not self.reasons:
             rule = f"{stage} divides states among data · context ranks, and these sizes leave one: only 0 is possible"
             raise ConfigError("zero_stage", rule)
         wanted = "".join(f", {name} = {size}" for name, size in self.fixed.items())
         rule = f"no layout of {self.cluster.gpus} has a global batch of {self.batch}{wanted}"
-        raise ConfigError("gpus", ": ".join([rule, *(reason for reason, _ in self.unfit.most_common(1))]))
+        raise ConfigError("gpus", ": ".join([rule, *(reason for reason, _ in self.reasons.most_common(1))]))
 
     def _layer_seconds(self, layout: Parallel, recompute: str) -> tuple[float, float, dict[bool, Traffic], float]:
-        """One layer: forward, recomputation, collectives; and the output layer's forward."""
+        """Predict the seconds of one microbatch in one layer: forward, recomputation and collectives (see
+        ``layer_traffic``); and those of the output layer's and the loss's forward."""
         forward = work_seconds(self.model.layer_work(layout), self.cluster)
-        again = work_seconds(self.model.added_work(layout, recompute), self.cluster)
+        recomputation = work_seconds(self.model.added_work(layout, recompute), self.cluster)
         return (
             forward,
-            again,
+            recomputation,
             layer_traffic(self.model, layout, recompute, self.cluster),
             work_seconds(self.model.last_work(layout), self.cluster),
         )
 
     def _best(self, layout: Parallel, modes: Sequence[str]) -> Plan | Refused:
-        """With the least recomputation that fits; refused if none does."""
+        """Return the plan with the least recomputation that fits in this layout, or a refusal if none fits."""
         self.counted += 1
         n = self.batch // (layout.data_parallel_size * layout.micro_batch_size)
         p = layout.pipeline_parallel_size
-        # Ranks between hold as much as rank 1 or less; rank 1 may have a layer more than the ends.
+        # The ranks between rank 1 and the last hold no more than rank 1, which may have more layers than rank 0.
         ranks = sorted({0, min(1, p - 1), p - 1})
         static = {rank: sum(size for _, _, size, _ in _static(self.model, layout, rank)) for rank in ranks}
         room = self.cluster.usable_bytes
         sizes: dict[int, int] = {}
-        # Where not even the states fit, only the smallest sizes are of interest.
+        # If not even weights and states fit, only the smallest bytes are wanted, those of the last mode.
         hopeless = max(static.values()) > room
         for recompute in modes[-1:] if hopeless else modes:
             sizes = {
@@ -468,40 +557,52 @@ class _Search:
         return Plan(layout, recompute, n, fullest, sizes[fullest], self._seconds(layout, recompute, n))
 
     def _seconds(self, layout: Parallel, recompute: str, n: int) -> StepSeconds:
-        forward, again, traffic, head = self._times(layout.layer_axes, recompute)
+        """Predict the seconds of a plan's step, of which each microbatch runs on each pipeline rank.
+
+        Args:
+            layout: the plan's.
+            recompute: the plan's mode.
+            n: microbatches of the step.
+        """
+        forward, recomputation, traffic, output_layer = self._times(layout.layer_axes, recompute)
         p, m = layout.pipeline_parallel_size, layout.num_model_chunks
         per_rank = stage_layers(self.model.num_layers, p, m)
-        # The slowest stage sets the pace: the one with most layers, or the last with its output layer.
-        most = max(per_rank)
-        loads = [(most, 0.0), (per_rank[-1], head)] if p > 1 else [(most, head)]
-        layers, ends = max(loads, key=lambda load: load[0] * 3 * forward + 3 * load[1])
-        compute = n * 3 * (layers * forward + ends)
-        extra = n * layers * again
-        # Backward's reductions run beside the matmuls of weights' gradients, which take as long as forward's, unless
-        # sharded data parallelism has the only queue.
+        # The slowest rank sets the pace: the one with most layers, or the last one, which has the output layer.
+        most_layers = max(per_rank)
+        loads = [(most_layers, 0.0), (per_rank[-1], output_layer)] if p > 1 else [(most_layers, output_layer)]
+        layers, after_layers = max(loads, key=lambda load: load[0] * 3 * forward + 3 * load[1])
+        compute = n * 3 * (layers * forward + after_layers)
+        extra = n * layers * recomputation
+        # Backward's reductions run beside the matmuls of weights' gradients, which take as long as forward's matmuls.
+        # With sharded data parallelism they can't: its collectives have the only queue.
         beside = sum(link.beside for link in traffic.values())
-        hides = forward if layout.zero_stage < 2 or self.cluster.device.hides_both else 0.0
-        late = max(0.0, beside - hides)
-        tensor = n * layers * (sum(link.forward + link.backward for link in traffic.values()) + late)
+        can_hide = forward if layout.zero_stage < 2 or self.cluster.device.hides_both else 0.0
+        not_hidden = max(0.0, beside - can_hide)
+        tensor = n * layers * (sum(link.forward + link.backward for link in traffic.values()) + not_hidden)
         pipeline = n * m * pipeline_seconds(self.model, layout, self.cluster)
         bubble = (p - 1) / (n * m) * (compute + extra + tensor)
         elements, of_layer, of_ends, of_experts = rank_parameters(self.model, layout.stage_axes, 0)
-        # Of the experts' bytes so many fewer are sent, as fewer ranks hold the same.
+        # An expert's bytes are sent among fewer ranks than the rest, which is counted as sending fewer bytes.
         groups = (layout.expert_replicas, layout.expert_ranks), (layout.replicas, layout.tensor_parallel_size)
-        to_experts, to_others = (self.cluster.ring_seconds(*group) for group in groups)
-        others = 1 - to_experts / to_others if of_experts else 0
-        # While a layer's collectives wait, the other link is free.
+        seconds_of_experts, seconds_of_rest = (self.cluster.ring_seconds(*group) for group in groups)
+        not_sent = 1 - seconds_of_experts / seconds_of_rest if of_experts else 0
+        # While a layer waits for collectives on one kind of link, the other kind is free for data parallelism.
         inside = self.cluster.inside_node(layout.replicas, layout.tensor_parallel_size)
-        own, other = traffic[inside], traffic[not inside]
-        room = forward + other.forward, 2 * forward + again + other.backward - min(own.beside, hides)
-        shards = Shards(of_layer - others * self.model.expert_parameters(layout.layer_axes), of_ends, layers)
-        data, hidden = data_seconds(shards, layout, n, room, self.cluster)
+        same_link, other_link = traffic[inside], traffic[not inside]
+        backward_room = 2 * forward + recomputation + other_link.backward - min(same_link.beside, can_hide)
+        shards = Shards(of_layer - not_sent * self.model.expert_parameters(layout.layer_axes), of_ends, layers)
+        data, hidden = data_seconds(shards, layout, n, (forward + other_link.forward, backward_room), self.cluster)
         stepped = share(elements, layout, layout.zero_stage >= 1, of_experts)
         step = optimizer_seconds(stepped, self.model.states, self.cluster)
-        hidden += n * layers * (beside - late)
+        hidden += n * layers * (beside - not_hidden)
         return StepSeconds(compute, extra, tensor, pipeline, data, bubble, step, hidden)
 
 
 def bill_of(model: PlannedModel, plan: Counted) -> Bill:
-    """The plan's bill on its fullest rank, line by line."""
+    """List everything that the plan's fullest pipeline rank holds when it holds most.
+
+    Args:
+        model: what is trained.
+        plan: a plan, or a layout that didn't fit.
+    """
     return rank_bill(model, plan.layout, plan.recompute, plan.num_microbatches, plan.pipeline_rank)

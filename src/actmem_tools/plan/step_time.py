@@ -1,10 +1,13 @@
-"""How long one step takes by counts and by the rates that data sheets state, and which part is an assumption.
+"""Predict how long one step takes, from counts, from the rates that data sheets state, and from assumptions.
 
-Counts: FLOPs of matmuls, bytes that operations move, bytes that ranks send, how often they
-send, the schedule's bubble.  Assumptions: matmuls reach ``MATMUL_SHARE`` of the peak rate;
-every operation, a matmul too, moves its operands at memory bandwidth and overlaps nothing; links
-run at ``LINK_SHARE`` of their rate after a ring's latency, one collective at a time; backward takes twice forward; what
-the text below calls hidden costs only what doesn't fit behind one layer's computation.
+Counted are the FLOPs of matmuls, the bytes that operations move, the bytes that ranks send, how often they send, and
+the schedule's bubble.  Assumed is that
+
+- matmuls reach ``MATMUL_SHARE`` of the peak rate;
+- every operation, also a matmul, moves its operands at memory bandwidth, and that time comes on top;
+- links run at ``LINK_SHARE`` of their rate after a ring's latency, one collective at a time;
+- backward takes twice as long as forward;
+- collectives that can run beside computation cost only the time that one layer's computation doesn't cover.
 """
 
 from __future__ import annotations
@@ -24,17 +27,24 @@ GIBIBYTE = 2**30
 
 
 def gib_or_mib(size: int) -> str:
-    """Bytes as text that is never "0.0 GiB": in MiB below a tenth of a GiB."""
+    """Write a number of bytes in GiB, or in MiB if it is below a tenth of a GiB."""
     return f"{size / GIBIBYTE:.1f} GiB" if size >= 0.1 * GIBIBYTE else f"{size / 2**20:.2f} MiB"
 
 
 @dataclass(frozen=True)
 class Device:
-    """One GPU: dense 16-bit FLOPs a second, memory bandwidth, and what it sends a second in one direction
-    to a neighbour in its node and to one in another node (bytes).
+    """One GPU's rates, as its data sheet states them.
 
-    hides_both: whether collectives of tensor and of sharded data parallelism run beside matmuls together.  Before
-    Blackwell the first need CUDA_DEVICE_MAX_CONNECTIONS=1, which the second refuse (Megatron-LM's arguments.py)."""
+    Attributes:
+        name: as ``plan --device`` takes it.
+        flops_per_second: dense matmuls in 16 bits.
+        memory_bytes_per_second: bandwidth of its memory.
+        node_bytes_per_second: what it sends in one direction to the GPUs of its node.
+        network_bytes_per_second: what it sends in one direction to other nodes.
+        hides_both: whether collectives of tensor parallelism and of sharded data parallelism can both run beside
+            matmuls.  Before Blackwell they can't: tensor parallelism needs CUDA_DEVICE_MAX_CONNECTIONS=1 for that,
+            which sharded data parallelism refuses (Megatron-LM's arguments.py).
+    """
 
     name: str
     flops_per_second: int
@@ -44,10 +54,10 @@ class Device:
     hides_both: bool = False
 
 
-#: Data sheets, dense rates with float32 sums; of a printed bandwidth of NVLink or PCIe half goes each way.  Network: a
-#: port for each GPU of 200 Gb/s with A100 (2205.05198 section 6) and 400 Gb/s with H100, H200, B200 (DGX) and MI300X.
-#: Nodes of eight T4 or L4 share 100 Gb/s (AWS g4dn.metal, g6.48xlarge); nobody states it for
-#: RTX 4090: the same here.
+#: Rates from data sheets: dense matmuls that add up in float32; half of the printed bandwidth of NVLink or PCIe, which
+#: counts both directions.  Network: each GPU has a port, of 200 Gb/s with A100 (2205.05198 section 6) and of 400 Gb/s
+#: with H100, H200, B200 (DGX) and MI300X.  Eight T4 or L4 of a node share 100 Gb/s (AWS g4dn.metal, g6.48xlarge); for
+#: RTX 4090 nobody states a number, so it has the same here.
 DEVICES = {
     device.name: device
     for device in (
@@ -70,21 +80,35 @@ MATMUL_SHARE = 0.75
 #: Share of a link's rate that carries data: "protocol overhead (~20%)", NCCL's author in NVIDIA/nccl-tests issue 212.
 LINK_SHARE = 0.8
 
-#: Plans whose times are nearer than this can't be told apart: of the paper's eight own times seven are that near.
+#: Relative error of predicted times: plans whose times differ by less can't be told apart.  Of the paper's eight
+#: measured times the prediction of seven is within it.
 MODEL_ERROR = 0.1
 
-#: A ring's latency: once, for each step inside a node, and for each between nodes (NCCL's own model of large messages,
-#: src/graph/tuning.cc: ring, Simple).
+#: Latency of a ring in seconds: its start, then each step inside a node, and each step between nodes (NCCL's own model
+#: of large messages, src/graph/tuning.cc: ring, Simple).
 RING_SECONDS, NODE_STEP_SECONDS, NETWORK_STEP_SECONDS = 8.4e-6, 3.4e-6, 14e-6
 
-#: What stays free on each GPU: CUDA's context, NCCL, and what the allocator reserves beyond what is allocated.  In 36
-#: public nanotron runs the last of these is 0.15 to 2.8 GiB.
+#: Memory of each GPU that a plan leaves free: for CUDA's context, NCCL, and what the allocator reserves beyond what is
+#: allocated.  In 36 public nanotron runs the allocator's part is 0.15 to 2.8 GiB.
 ALLOWANCE_BYTES = 4 * GIBIBYTE
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """The GPUs of a job.  memory_bytes: of one GPU.  per_node: GPUs that share a node's fast links."""
+    """The GPUs of a job.
+
+    A group of ranks is described below by two numbers: ``ranks``, how many they are, and ``stride``, how many GPUs
+    one member is from the next.
+
+    Attributes:
+        gpus: how many the job has.
+        memory_bytes: memory of one GPU.
+        per_node: GPUs of one node, which share its fast links.
+        device: the GPUs' rates.
+        allowance_bytes: memory of each GPU that is left free for CUDA, NCCL and the allocator's reserve.
+
+    Raises: ConfigError on an impossible number.
+    """
 
     gpus: int
     memory_bytes: int
@@ -105,44 +129,48 @@ class Cluster:
 
     @property
     def usable_bytes(self) -> int:
-        """Memory of one GPU without the allowance."""
+        """Memory of one GPU that a plan may fill: all but ``allowance_bytes``."""
         return self.memory_bytes - self.allowance_bytes
 
     def inside_node(self, ranks: int, stride: int) -> bool:
-        """Whether a group of ``ranks`` whose members are ``stride`` GPUs apart has only a node's own links."""
+        """Return whether all ranks of a group are in one node."""
         return ranks * stride <= self.per_node
 
     def link(self, ranks: int, stride: int) -> float:
-        """Bytes a second of each member of such a group.
+        """Return how many bytes a second each rank of a group sends around its ring.
 
-        Between nodes it has the ports of all its members in a node.
+        Where the group spans nodes, its ring uses the network ports of all its members in a node together.
         """
         node, port = self.device.node_bytes_per_second, self.device.network_bytes_per_second
         inside = self.inside_node(ranks, stride)
         return LINK_SHARE * (node if inside else min(node, max(1, self.per_node // stride) * port))
 
     def ring_seconds(self, ranks: int, stride: int) -> float:
-        """Seconds a byte that such a group gathers or reduces, without latency."""
+        """Return how many seconds an all-gather or a reduce-scatter takes for each byte of the whole tensor.
+
+        Latency comes on top.
+        """
         return (ranks - 1) / ranks / self.link(ranks, stride)
 
     def latency(self, ranks: int, stride: int) -> float:
-        """Seconds that a ring of such a group takes beside its bytes."""
+        """Return how many seconds one pass around a group's ring takes, however few bytes are sent."""
         nodes = -(-ranks // max(1, min(ranks, self.per_node // stride)))
         return RING_SECONDS + (ranks - nodes) * NODE_STEP_SECONDS + (nodes - 1) * NETWORK_STEP_SECONDS
 
 
 @dataclass(frozen=True)
 class StepSeconds:
-    """Seconds of one step by cause; they add up.
+    """The seconds of one step, by what they are spent on; all but ``hidden`` add up to ``total``.
 
-    compute: forward and backward of all microbatches on the slowest stage.
-    recompute: recomputation there.
-    tensor: collectives within layers that nothing hides.
-    pipeline: sends.
-    data: gradients and gathered weights that computing waits for.
-    bubble: waiting.
-    optimizer: its step.
-    hidden: collectives beside computing, not in the sum.
+    Attributes:
+        compute: forward and backward of all microbatches on the slowest pipeline rank.
+        recompute: recomputation on that rank.
+        tensor: collectives inside layers that computation waits for: of tensor, context and expert parallelism.
+        pipeline: sends from one stage to the next.
+        data: collectives of gradients and weights among data-parallel ranks that computation waits for.
+        bubble: what the pipeline's schedule lets a rank wait for others.
+        optimizer: the optimizer's step.
+        hidden: collectives that run beside computation and cost no time if it hides them as assumed.
     """
 
     compute: float
@@ -156,12 +184,13 @@ class StepSeconds:
 
     @property
     def total(self) -> float:
-        """All of them but the hidden ones."""
+        """The whole step: the sum of all but ``hidden``."""
         return self.compute + self.recompute + self.tensor + self.pipeline + self.data + self.bubble + self.optimizer
 
 
 def work_seconds(work: RankWork, cluster: Cluster) -> float:
-    """Matmuls at their share of the peak, and all operands at memory bandwidth."""
+    """Predict the seconds of some work: its FLOPs at ``MATMUL_SHARE`` of the peak, then its bytes at memory
+    bandwidth."""
     device = cluster.device
     matmuls = work.matmul_flops / (device.flops_per_second * MATMUL_SHARE)
     return matmuls + work.moved_bytes / device.memory_bytes_per_second
@@ -169,21 +198,29 @@ def work_seconds(work: RankWork, cluster: Cluster) -> float:
 
 @dataclass
 class Traffic:
-    """Seconds of one layer's collectives for one microbatch on one kind of link: those that forward and that backward
-    wait for, and those beside backward's matmuls."""
+    """Seconds of one layer's collectives for one microbatch on one kind of link, inside or between nodes.
+
+    Attributes:
+        forward: those that forward waits for.
+        backward: those that backward waits for, or recomputation in it.
+        beside: those that run beside backward's matmuls.
+    """
 
     forward: float = 0.0
     backward: float = 0.0
     beside: float = 0.0
 
 
-#: Places of backward's collectives that no matmul hides: what ḡ gathers, the experts' and the context's.  The others
-#: run beside the column-parallel matmuls (2205.05198 section 4.2.2).
+#: Places of collectives that backward waits for: ḡ's all-gather, and those for experts and of context parallelism.  All
+#: others in backward run beside matmuls of column-parallel weights' gradients (2205.05198 section 4.2.2).
 _WAITED_FOR = (OUTPUT, CONTEXT_EXCHANGE, EXPERT_EXCHANGE)
 
 
 def layer_traffic(model: PlannedModel, layout: Parallel, recompute: str, cluster: Cluster) -> dict[bool, Traffic]:
-    """Collectives of one layer among tensor and context ranks, by whether they stay inside a node."""
+    """Predict the seconds of one layer's collectives for one microbatch.
+
+    Returns: under True those of groups inside a node, under False those of groups that span nodes.
+    """
     t, cp = layout.tensor_parallel_size, layout.context_parallel_size
     traffic = {True: Traffic(), False: Traffic()}
     for collective in model.layer_collectives(layout, recompute):
@@ -203,7 +240,7 @@ def layer_traffic(model: PlannedModel, layout: Parallel, recompute: str, cluster
 
 
 def pipeline_seconds(model: PlannedModel, layout: Parallel, cluster: Cluster) -> float:
-    """Sends of one microbatch through one chunk: an output on, a gradient back."""
+    """Predict the seconds of one chunk's sends for one microbatch: its output to the next stage, a gradient back."""
     if layout.pipeline_parallel_size == 1:
         return 0.0
     stride = layout.tensor_parallel_size * layout.replicas
@@ -212,12 +249,14 @@ def pipeline_seconds(model: PlannedModel, layout: Parallel, cluster: Cluster) ->
 
 @dataclass(frozen=True)
 class Shards:
-    """What data-parallel ranks send each other.
+    """The weights of a rank that data-parallel ranks gather, and whose gradients they reduce.
 
-    of_layer: elements of a layer.
-    of_ends: elements of what the rank has beside its layers.
-    layers: of a rank.
-    weight_size, gradient_size: bytes of an element.
+    Attributes:
+        of_layer: elements of one layer's weights.
+        of_ends: elements of the rank's weights outside layers.
+        layers: how many layers the rank has.
+        weight_size: bytes of a weight's element as it is sent.
+        gradient_size: bytes of a gradient's element as it is sent.
     """
 
     of_layer: float
@@ -230,16 +269,24 @@ class Shards:
 def data_seconds(
     shards: Shards, layout: Parallel, num_microbatches: int, room: tuple[float, float], cluster: Cluster
 ) -> tuple[float, float]:
-    """Collectives among data-parallel ranks in one step.
+    """Predict the seconds of collectives among data-parallel ranks in one step.
 
-    Returns: seconds that computing waits for them, and those that it hides.
+    ZeRO-0 all-reduces gradients once a step.  ZeRO-1 reduces them and gathers weights once a step.  From stage 2 on
+    gradients are reduced in every backward pass, and in stage 3 weights are gathered in every pass.
 
-    room: seconds of one layer's forward and of its backward in which the link is free for them.
+    A layer's collectives run while its neighbour computes.  So forward waits for the first layer's weights, backward
+    for the last layer's gradients, and for each layer between computation waits only if its collectives take longer
+    than it has ``room`` for.  In stages 2 and 3 this holds for every pass through a chunk, because FSDP2 waits at the
+    end of each.
 
-    ZeRO-0 reduces and gathers gradients, ZeRO-1 reduces them and gathers weights, each once a step; from stage 2 on
-    gradients are reduced in every backward pass, in stage 3 weights are gathered in every pass.  Layers pass one after
-    another: forward waits for the first weights, backward for the last gradients, and each layer between for what takes
-    longer than its computing.  In stages 2 and 3 every pass through a chunk does, as FSDP2 waits at its ends.
+    Args:
+        shards: the rank's weights.
+        layout: its ZeRO stage, and who shares the weights.
+        num_microbatches: of the step.
+        room: seconds of one layer's forward and of its backward in which the link is free for these collectives.
+        cluster: the GPUs and their links.
+
+    Returns: the seconds that computation waits for the collectives, and the seconds of those that it hides.
     """
     ranks = layout.replicas
     if ranks == 1:
@@ -253,25 +300,31 @@ def data_seconds(
         rings * (shards.gradient_size * e * per_byte + latency) for e in (shards.of_layer, shards.of_ends)
     )
     forward_room, backward_room = room
-    # A run of layers in which nothing waits for a pass to end.
+    # How many passes have collectives, and into how many runs of layers, each with a wait at its end, they fall.
     forwards, forward_runs = {0: (0, 0), 1: (1, 1), 2: (1, 1), 3: (n, n * m)}[stage]
     backwards, backward_runs = (n, n * m) if stage >= 2 else (1, 1)
-    again = gather if stage == 3 else 0.0
-    first_again = again if layout.pipeline_parallel_size > 1 else 0.0  # else the last layer's weights are still there
+    regather = gather if stage == 3 else 0.0
+    # Without a pipeline backward begins where forward has just ended: the last layer's weights are still there.
+    first_regather = regather if layout.pipeline_parallel_size > 1 else 0.0
 
     waiting = forwards * gather_ends + backwards * reduce_ends
     waiting += forward_runs * gather + (forwards * shards.layers - forward_runs) * max(0.0, gather - forward_room)
     between = backwards * shards.layers - backward_runs
-    waiting += backward_runs * (first_again + reduce) + between * max(0.0, again + reduce - backward_room)
+    waiting += backward_runs * (first_regather + reduce) + between * max(0.0, regather + reduce - backward_room)
     everything = forwards * (shards.layers * gather + gather_ends) + backwards * (shards.layers * reduce + reduce_ends)
-    everything += between * again + backward_runs * first_again
+    everything += between * regather + backward_runs * first_regather
     return waiting, everything - waiting
 
 
 def optimizer_seconds(share: int, states: Iterable[State], cluster: Cluster) -> float:
-    """The optimizer's step on one rank's share of the parameters, at memory bandwidth.
+    """Predict the seconds of the optimizer's step on one rank, which memory bandwidth limits.
 
-    The gradient is read, states are read and written, the 16-bit weight is written.
+    It reads the gradients, reads and writes the states, and writes the 16-bit weights.
+
+    Args:
+        share: how many parameters the rank updates.
+        states: what is kept of each parameter: the weight, the gradient, and then the optimizer's own states.
+        cluster: the GPUs.
     """
     weights, gradients, *own = (state.bytes_of(share) for state in states)
     return (weights + gradients + 2 * sum(own)) / cluster.device.memory_bytes_per_second

@@ -1,4 +1,4 @@
-"""The model of a Hugging Face configuration: at its own sizes, with any number of its layers."""
+"""Make the model of a Hugging Face configuration, at the configuration's sizes, with any number of its layers."""
 
 from __future__ import annotations
 
@@ -17,25 +17,34 @@ from actmem_tools import load_model
 from actmem_tools.command_line import one_line, show_progress
 from actmem_tools.config_file import OTHERWISE, Order, order_of
 
-#: Tokens from which a layer's attention has a mask; and of which a scan makes one chunk.
+#: Names of fields of a configuration: from how many tokens on a layer's attention needs a mask for its window; and how
+#: many tokens make up a chunk of a scan.
 _WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention")
 _CHUNKS = ("mamba_chunk_size", "chunk_size")
-#: The largest factor by which the sequence of a run is longer than the shortest one.
+#: The longest sequence of the runs that a tape is solved from, as a multiple of the shortest one.
 _LONGEST_RUN = 19
-#: What of a layer tells only where it is.
+#: Attributes of a layer whose names match this say only where it is in the model.
 _PLACE = re.compile("idx|index|layer_id|layer_number")
 
 
 class ConfigModel:
-    """What ``plan`` solves of a configuration.
+    """The model of a configuration, as ``plan`` solves it.
 
-    letters: of the sizes that it doesn't say.  number: of layers.  order: in which they repeat.  positions: that the
-    model has vectors for.
+    Args:
+        given: the content of the ``config.json``.
+
+    Attributes:
+        config: transformers' configuration of the model that reads the text.
+        letters: the letters of the sizes that the configuration leaves open: b, and s for text.
+        number: how many layers the model has.
+        order: the order in which they repeat.
+        positions: how many positions the model has vectors for; ``LARGEST_SIZE`` if it has no table of them.
+
+    Raises: ConfigError if transformers doesn't have the model, or if it isn't one stack of layers that reads text or
+        classifies pictures.
     """
 
     def __init__(self, given: Mapping[str, Any]):
-        """Raises ConfigError if transformers doesn't have the model, or if it is none of one stack that reads text or
-        classifies pictures."""
         show_progress("importing transformers")
         try:
             import transformers
@@ -70,11 +79,15 @@ class ConfigModel:
 
     @property
     def num_blocks(self) -> int:
-        """How often the order's block is there."""
+        """How many blocks the configuration's model has."""
         return (self.number - self.order.first) // self.order.period
 
     def factory(self, vocab_size: int = 0) -> Callable[..., tuple[nn.Module, dict[str, torch.Tensor]]]:
-        """A factory of the model with ``l`` blocks.  vocab_size: another one than the configuration's."""
+        """Return a factory of the model, which takes b, l (the number of blocks) and, for text, s.
+
+        Args:
+            vocab_size: the vocabulary's size; 0 for the configuration's.
+        """
 
         def made(b: int, l: int, s: int = 0) -> tuple[nn.Module, dict[str, torch.Tensor]]:  # noqa: E741
             own, layers = deepcopy(self.config), self.order.num_layers(l)
@@ -99,19 +112,24 @@ class ConfigModel:
         return made
 
     def _numbers(self, names: Sequence[str]) -> set[int]:
-        """What the configuration says under these names, of each layer if they differ."""
+        """Collect the whole numbers that the configuration has under these names, for any of its layers."""
         layers = getattr(self.config, "per_layer_config", None)  # transformers has it from 5 on
         configs = [layers[i] for i in range(self.number)] if layers else [self.config]
         return {number for one in configs for name in names if isinstance(number := getattr(one, name, None), int)}
 
     def limits(self, s: int) -> tuple[int, int]:
-        """The shortest and the longest sequence that run as one of ``s`` tokens does."""
+        """Return the shortest and the longest sequence, in tokens, that run the same operations as one of ``s``."""
         windows = self._numbers(_WINDOWS)
         above = [w - 1 for w in windows if w > s]
         return max((w for w in windows if w <= s), default=2), min(above + [self.positions])
 
     def step(self, s: int, multiple: int) -> int:
-        """Of what the sequences of runs are multiples, 0 if only ``s`` itself can run.  multiple: what they must be."""
+        """Return what the sequence lengths of the runs are multiples of; 0 if all runs must have ``s`` tokens.
+
+        Args:
+            s: the tokens that were asked for.
+            multiple: the lengths must be multiples of this.
+        """
         shortest, longest = self.limits(s)
         chunks = self._numbers(_CHUNKS)
         step = math.lcm(multiple, *chunks)
@@ -120,7 +138,16 @@ class ConfigModel:
 
 
 def path_of_layers(model: nn.Module, number: int) -> str:
-    """Where the list of so many layers is, that with most weights.  Raises ConfigError if there is none."""
+    """Find the submodule whose children are the model's layers.
+
+    Args:
+        model: the model.
+        number: how many layers it has.  Of several lists of so many submodules the one with most weights is taken.
+
+    Returns: the submodule's path.
+
+    Raises: ConfigError if there is none.
+    """
     found = [
         (sum(p.numel() for p in part.parameters()), name)
         for name, part in model.named_modules()
@@ -134,7 +161,7 @@ def path_of_layers(model: nn.Module, number: int) -> str:
 
 
 def _kind(layer: nn.Module) -> str:
-    """What two layers have in common that run alike: their parts, and the numbers and words that these hold."""
+    """Return a text that is equal for layers that run the same: of their submodules, and the numbers in them."""
 
     def held(part: nn.Module) -> Iterable:
         return sorted((x, y) for x, y in vars(part).items() if isinstance(y, (int, str)) and not _PLACE.search(x))
@@ -144,6 +171,6 @@ def _kind(layer: nn.Module) -> str:
 
 
 def _has_rows(model: nn.Module, positions: int, config: Any) -> bool:
-    """Whether a table has a row for each position, as OPT's with two more."""
+    """Whether some table has a row for each position, or up to two more, as OPT's has."""
     rows = {part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)}
     return any(positions <= number <= positions + 2 for number in rows - {getattr(config, "vocab_size", 0)})

@@ -1,8 +1,8 @@
-"""A tape: the events of one forward and backward pass in order, their sizes as formulas.
+"""Tapes, and how they are read at any sizes, without torch.
 
-Read at any sizes, without torch.
-
-A formula is a sum of monomials, each an exact coefficient and a power of every letter.
+A tape lists the events of one forward and backward pass in order: which storages are made and freed, and which
+operations run.  The size of an event, in bytes or FLOPs, is a formula over letters such as s, b and h.  A formula is a
+sum of monomials, each with an exact coefficient and a power of every letter.
 """
 
 from __future__ import annotations
@@ -22,24 +22,27 @@ from actmem.rows import Row, merge
 #: One monomial: its coefficient, and the power of each letter.
 Monomial = tuple[Fraction, tuple[int, ...]]
 Formula = tuple[Monomial, ...]
-#: What begins at the mark of that name.
+#: Names of the marks at which the forward and the backward pass begin.
 FORWARD, BACKWARD = "forward", "backward"
-#: The name of weights' gradients on the tape of a step's first microbatch.
+#: The name of the storages of weights' gradients where a step's first microbatch makes them.
 GRADIENTS = "gradients"
-#: The number of the formula that is 0 at all sizes.
+#: Stands for the number of a formula that is 0 at all sizes.
 NOTHING = -1
 _POWER_SIGNS = {1: "", 2: "²", 3: "³"}
-#: Letters that may be 1, and how many together.  A size of 1 can change which tensors are copies, so it has events of
-#: its own.
+#: Letters that may be 1, and how many of them may be 1 together.  With a letter of 1 a tensor can need no copy where it
+#: else needs one, so a tape has other events for it.
 MAY_BE_ONE, MOST_ONES = ("b", "a", "k"), 2
 
 
 @dataclass(frozen=True)
 class Make:
-    """A new storage.
+    """A storage is made.
 
-    number: its place among the tape's storages, in the order in which they were made.
-    name: its term, or the module or backward's node and the operation.
+    Attributes:
+        number: which storage of the tape it is: they are numbered in the order in which they are made.
+        bytes: its size.
+        name: the ledger's name of the tensor; or the module (in backward the autograd node) and the operation that made
+            it, as "layers.0.mlp: addmm".
     """
 
     number: int
@@ -49,7 +52,12 @@ class Make:
 
 @dataclass(frozen=True)
 class Resize:
-    """A storage that has other bytes from now on."""
+    """A storage gets another size.
+
+    Attributes:
+        number: which storage (``Make.number``).
+        bytes: its size from now on.
+    """
 
     number: int
     bytes: int
@@ -57,17 +65,25 @@ class Resize:
 
 @dataclass(frozen=True)
 class Free:
-    """The end of a storage."""
+    """A storage is freed.
+
+    Attributes:
+        number: which storage (``Make.number``).
+    """
 
     number: int
 
 
 @dataclass(frozen=True)
 class Run:
-    """One operation, done.
+    """An operation has run.
 
-    flops: if it is a matmul; of causal attention half.
-    read, written: bytes of each tensor.
+    Attributes:
+        op: its name in ATen, as "addmm".
+        where: the module, or the node of backward, that it ran in.
+        flops: FLOPs of a matmul or of attention, 0 of others.  Causal attention counts half.
+        read: bytes of each tensor that it read.
+        written: bytes of each tensor that it wrote.
     """
 
     op: str
@@ -79,16 +95,25 @@ class Run:
 
 @dataclass(frozen=True)
 class Mark:
-    """A place in the tape: ``FORWARD``, ``BACKWARD``, or what whoever recorded it wanted to find again."""
+    """Marks a place on the tape, to be found again.
+
+    Attributes:
+        name: ``FORWARD`` or ``BACKWARD`` where that pass begins, or a name that the code which recorded it gave.
+    """
 
     name: str
 
 
 @dataclass(frozen=True)
 class Gradient:
-    """A weight's gradient is there, and is added to that of an earlier microbatch.  In the first it stays.
+    """A weight's gradient is done: it is added to the gradient of earlier microbatches, and then freed.
 
-    number: of the storage that it lies in; -1 if the first would be a copy.  bytes: of what stays.
+    In a step's first microbatch there is none to add it to, and it stays as the weight's gradient.
+
+    Attributes:
+        number: which storage holds the gradient (``Make.number``); -1 if a copy of it would stay in the first
+            microbatch, not the gradient itself.
+        bytes: the size of what stays in the first microbatch.
     """
 
     number: int
@@ -100,19 +125,29 @@ EVENT_KINDS: tuple[type, ...] = (Make, Resize, Free, Run, Mark, Gradient)
 
 
 def sizes_of(event: Event) -> list[int]:
-    """The fields of an event that are sizes: on a tape numbers of formulas, in a run bytes or FLOPs."""
+    """List the fields of an event that are sizes.
+
+    Returns: bytes or FLOPs for an event of a run; for one of a tape the numbers of their formulas.
+    """
     if isinstance(event, (Make, Resize, Gradient)):
         return [event.bytes]
     return [event.flops, *event.read, *event.written] if isinstance(event, Run) else []
 
 
 def used_in(events: Iterable[Event]) -> set[int]:
-    """The numbers of the formulas of a tape's events."""
+    """Return the numbers of all formulas that a tape's events have."""
     return {i for event in events for i in sizes_of(event)}
 
 
 def value(formula: Formula, sizes: Sequence[int]) -> int:
-    """A formula at these sizes.  Raises ConfigError if that is no whole number."""
+    """Evaluate a formula.
+
+    Args:
+        formula: the formula.
+        sizes: the value of each letter, in the order of the monomials' powers.
+
+    Raises: ConfigError if the result is no whole number, because letters don't divide each other as they must.
+    """
     total: Fraction | int = 0
     for coefficient, powers in formula:
         above = coefficient.numerator * prod(x**e for x, e in zip(sizes, powers) if e > 0)
@@ -124,7 +159,7 @@ def value(formula: Formula, sizes: Sequence[int]) -> int:
 
 
 def parsed_sizes(text: str) -> dict[str, int]:
-    """Sizes of a text such as ``s=200,b=3``."""
+    """Read the sizes in a text such as ``s=200,b=3``.  Raises ConfigError if the text can't be read so."""
     sizes: dict[str, int] = {}
     for part in text.split(","):
         letter, equals, number = (x.strip() for x in part.partition("="))
@@ -135,7 +170,7 @@ def parsed_sizes(text: str) -> dict[str, int]:
 
 
 def added(formulas: Iterable[Formula]) -> Formula:
-    """The sum of formulas over the same letters."""
+    """Add up formulas over the same letters."""
     sums: dict[tuple[int, ...], Fraction] = {}
     for formula in formulas:
         for coefficient, powers in formula:
@@ -144,7 +179,14 @@ def added(formulas: Iterable[Formula]) -> Formula:
 
 
 def formula_text(formula: Formula, letters: Sequence[str]) -> str:
-    """A formula as ``34sbh + 5as²b``, the highest power first, letters in the paper's order."""
+    """Write a formula as text, as ``34sbh + 5as²b``.
+
+    Args:
+        formula: the formula.
+        letters: the letters that the powers belong to.
+
+    Returns: the text, with the highest power first and the letters in the paper's order.
+    """
     order = sorted(range(len(letters)), key=lambda i: "lasbkhdfv".find(letters[i]) % 99)
     text = ""
     for coefficient, powers in sorted(formula, key=lambda term: (-sum(term[1]), term[1])):
@@ -157,10 +199,17 @@ def formula_text(formula: Formula, letters: Sequence[str]) -> str:
 
 @dataclass
 class Reading:
-    """What a tape says at one set of sizes.  Bytes count all but weights, their gradients, buffers and inputs.
+    """What a tape says at one set of sizes.
 
-    kept_bytes: alive when forward ends.  peak_bytes: the most alive after any operation of backward.
-    peak_rows: what is alive then.  flops, moved_bytes: of FORWARD and of BACKWARD.
+    Bytes count all storages but those of weights, their gradients, buffers and inputs.
+
+    Attributes:
+        kept_bytes: alive when forward ends.
+        peak_bytes: the most that are alive after any operation of backward.
+        kept_rows: the storages that are alive when forward ends, by name.
+        peak_rows: the storages that are alive at the peak, by name.
+        flops: FLOPs of matmuls and attention, by pass: ``FORWARD`` and ``BACKWARD``.
+        moved_bytes: bytes that operations read and write, by pass.
     """
 
     kept_bytes: int = 0
@@ -173,10 +222,14 @@ class Reading:
 
 @dataclass(frozen=True)
 class Tape:
-    """Events whose sizes are numbers of ``formulas``.
+    """A tape: lists of events, and the formulas of their sizes.
 
-    variants: by the letters that are 1, sorted; () where none is.  A set that isn't there has the events of the largest
-    set in it that is: the runs were the same.
+    Attributes:
+        letters: the letters of the formulas, in the order of the monomials' powers.
+        formulas: the formulas; an event's size is the number of one.
+        variants: the lists of events, by the letters that are 1, sorted; ``()`` is the list for sizes none of which is
+            1.  A set of letters has no list of its own if what runs is the same as for a part of the set: it then has
+            the list of the largest such part.
     """
 
     letters: tuple[str, ...]
@@ -184,7 +237,7 @@ class Tape:
     variants: dict[tuple[str, ...], list[Event]]
 
     def check(self, sizes: Mapping[str, int]) -> None:
-        """Raises ConfigError on missing, unknown or impossible sizes."""
+        """Raise ConfigError unless each letter has a possible size, and no other letter has one."""
         for letter in sizes:
             if letter not in self.letters:
                 raise ConfigError("at", f"the tape has no {letter}, only {', '.join(self.letters)}")
@@ -198,40 +251,50 @@ class Tape:
             raise ConfigError("at", f"{few}: other sizes of 1 weren't recorded, and can run otherwise")
 
     def events(self, sizes: Mapping[str, int]) -> list[Event]:
-        """The events at these sizes, in bytes.  Raises ConfigError on missing, unknown or impossible sizes."""
+        """Return the events at these sizes, with bytes and FLOPs in place of formulas.
+
+        Raises: ConfigError on missing, unknown or impossible sizes.
+        """
         self.check(sizes)
         chosen = self.variants[self.ones(sizes)]
         values = self.values(used_in(chosen), sizes)
         return [with_sizes(event, [values[i] for i in sizes_of(event)]) for event in chosen]
 
     def ones(self, sizes: Mapping[str, int]) -> tuple[str, ...]:
-        """Which of ``variants`` has the events for these sizes."""
+        """Return the key in ``variants`` of the events for these sizes."""
         ones = sorted(letter for letter in MAY_BE_ONE if sizes.get(letter) == 1)
         subsets = (subset for n in range(len(ones), -1, -1) for subset in combinations(ones, n))
         return next(subset for subset in subsets if subset in self.variants)
 
     def values(self, used: Iterable[int], sizes: Mapping[str, int]) -> dict[int, int]:
-        """The values of formulas at sizes, which aren't checked, by their numbers."""
-        own = [sizes[letter] for letter in self.letters]
-        return {NOTHING: 0, **{i: value(self.formulas[i], own) for i in used}}
+        """Evaluate some formulas.
+
+        Args:
+            used: the formulas' numbers.
+            sizes: the value of each letter, which isn't checked.
+
+        Returns: their values by number, and 0 for ``NOTHING``.
+        """
+        in_order = [sizes[letter] for letter in self.letters]
+        return {NOTHING: 0, **{i: value(self.formulas[i], in_order) for i in used}}
 
     def kept_formula(self) -> Formula:
-        """``kept_bytes`` of a reading as a formula, for sizes none of which is 1."""
+        """Return the formula of ``Reading.kept_bytes``, for sizes none of which is 1."""
         nothing = dict.fromkeys(range(len(self.formulas)), 0)
         alive = next(alive for event, _, alive in moments(self.variants[()], nothing) if event == Mark(BACKWARD))
         return added(self.formulas[made.bytes] for made in alive.values())
 
     def at(self, sizes: Mapping[str, int]) -> Reading:
-        """Everything that the tape says at these sizes."""
+        """Read the tape at these sizes.  Raises ConfigError on missing, unknown or impossible sizes."""
         return read_events(self.events(sizes))
 
     def to_json(self) -> str:
-        """The tape as text; ``from_json`` reads it."""
+        """Write the tape as text, which ``from_json`` reads."""
         return json.dumps(packed({"": self}), ensure_ascii=False, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Tape:
-        """Raises ConfigError on anything but a tape."""
+        """Read a tape that ``to_json`` wrote.  Raises ConfigError if the text is anything else."""
         try:
             tape = unpacked(json.loads(text), "")
             if not all(len(powers) == len(tape.letters) for formula in tape.formulas for _, powers in formula):
@@ -245,7 +308,13 @@ class Tape:
 
 
 def packed(tapes: Mapping[str, Tape]) -> dict:
-    """Tapes over the same letters as JSON has them, by name, with their formulas and words once for all."""
+    """Write several tapes as one object for JSON, in which they share formulas and words.
+
+    Args:
+        tapes: the tapes by name, all over the same letters.
+
+    Returns: the letters, the formulas, the words, and for each tape its variants' events as lists of numbers.
+    """
     formulas: dict[Formula, int] = {}
     words: dict[str, int] = {}
 
@@ -269,7 +338,14 @@ def packed(tapes: Mapping[str, Tape]) -> dict:
 
 
 def unpacked(tapes: Mapping, name: str) -> Tape:
-    """One of the tapes that ``packed`` wrote."""
+    """Read one of the tapes that ``packed`` wrote.
+
+    Args:
+        tapes: what ``packed`` returned.
+        name: which tape.
+
+    Raises: ValueError, KeyError, TypeError or the like if ``tapes`` is anything else.
+    """
     words = tapes["words"]
 
     def event(fields: list) -> Event:
@@ -278,7 +354,7 @@ def unpacked(tapes: Mapping, name: str) -> Tape:
         return kind(*(words[x] if t == "str" else tuple(x) if t != "int" else x for t, x in types))
 
     def monomial(coefficient: str, *powers: int) -> Monomial:
-        # A stranger's file could have numbers that take forever.
+        # A file from elsewhere could have numbers so large that they take forever.
         if not re.fullmatch(r"-?\d{1,30}(/\d{1,30})?", coefficient) or any(abs(power) > 9 for power in powers):
             raise ValueError(f"{coefficient[:40]} of powers {powers} is no monomial")
         return Fraction(coefficient), powers
@@ -292,7 +368,7 @@ def unpacked(tapes: Mapping, name: str) -> Tape:
 
 
 def with_sizes(event: Event, sizes: Iterable[int]) -> Event:
-    """The event with other sizes."""
+    """Return the same event with other sizes, in the order of ``sizes_of``."""
     new = tuple(sizes)
     if isinstance(event, Make):
         return Make(event.number, new[0], event.name)
@@ -307,9 +383,15 @@ def with_sizes(event: Event, sizes: Iterable[int]) -> Event:
 def moments(
     events: Iterable[Event], values: Mapping[int, int] | None = None
 ) -> Iterator[tuple[Event, int, dict[int, Make]]]:
-    """Each event, the bytes alive after it, and what is alive by its number (one dict for all).
+    """Follow which storages are alive, event by event.
 
-    values: of the numbers that are sizes in the events; None if they are bytes.
+    Args:
+        events: the events.
+        values: the value of each formula by its number, if sizes in the events are numbers of formulas; None if they
+            are bytes.
+
+    Yields: an event, the bytes alive after it, and the storages alive after it, by number.  It is the same dict every
+        time, which the next step changes.
     """
     alive: dict[int, Make] = {}
     live = 0
@@ -327,29 +409,32 @@ def moments(
 
 
 def first_microbatch(events: Iterable[Event]) -> list[Event]:
-    """The events where no gradient is there before: the first of each weight stays, as ``GRADIENTS``."""
-    found: list[Event] = []
-    gone: set[int] = set()
+    """Change the events of a later microbatch to those of a step's first one.
+
+    There no gradients wait: each weight's gradient stays, as a storage with the name ``GRADIENTS``.
+    """
+    changed: list[Event] = []
+    replaced: set[int] = set()  # storages of gradients, which stay under a new number
     for event in events:
         if isinstance(event, Gradient):
-            if event.number not in gone:
-                found.append(Make(-1 - len(found), event.bytes, GRADIENTS))
-            if event.number >= 0 and event.number not in gone:
-                found.insert(-1, Free(event.number))
-                gone.add(event.number)
-        elif not (isinstance(event, (Free, Resize)) and event.number in gone):
-            found.append(event)
-    return found
+            if event.number not in replaced:
+                changed.append(Make(-1 - len(changed), event.bytes, GRADIENTS))
+            if event.number >= 0 and event.number not in replaced:
+                changed.insert(-1, Free(event.number))
+                replaced.add(event.number)
+        elif not (isinstance(event, (Free, Resize)) and event.number in replaced):
+            changed.append(event)
+    return changed
 
 
 def alive_after(events: Sequence[Event], place: int) -> dict[int, Make]:
-    """What is alive after the event at that place, by its number; sizes as the events have them."""
+    """Return the storages that are alive after ``events[place]``, by number; their sizes are those of the events."""
     *_, (_, _, alive) = moments(events[: place + 1])
     return alive
 
 
 def read_events(events: Sequence[Event]) -> Reading:
-    """What events in bytes add up to."""
+    """Read a list of events whose sizes are bytes and FLOPs."""
     reading, phase, fullest = Reading(), FORWARD, None
     for i, (event, live, alive) in enumerate(moments(events)):
         if isinstance(event, Mark) and event.name in (FORWARD, BACKWARD):

@@ -1,11 +1,15 @@
-"""A foreign model with any number of blocks, of which the first are recomputed in backward.
+"""Predict what a step of a model with any number of equal blocks needs, from tapes with one to three blocks.
 
-Solved from runs of one to three blocks.  A tape holds a fixed number of them.  What one block more adds is the
-difference of two tapes, moment by moment.  Line two tapes up where forward turns into backward: while both run the same
-operations, the longer one holds exactly one block's saved bytes more, until the shorter one's only block frees what
-all blocks share, as rotary tables.  From there the longer one is read, and in it the second block too, which adds to
-gradients that the first has made.  Later blocks of backward do the same with fewer left.
-``model_tape.solved_blocks`` solves them, and checks this on a run of more.
+Some of the first blocks may be recomputed in backward; the others save everything.  A tape has a fixed number of blocks
+of each kind.  What one more block adds is the difference of two tapes, moment by moment:
+
+1. Align a tape with the tape of one more block where forward turns into backward.  From there on both run the same
+   operations, and the longer tape holds the saved bytes of exactly one more block, until the shorter tape's only block
+   frees what all blocks share, such as tables of rotary positions.
+2. From there on the longer tape is read, also its second block, which adds to gradients that the first one has made.
+3. Every later block of backward does the same as the second, with fewer blocks still waiting.
+
+``model_tape.solved_blocks`` solves the tapes, and checks this rule on a run of more blocks.
 """
 
 from __future__ import annotations
@@ -38,10 +42,11 @@ from actmem_tools.tape.evaluate import (
     value,
 )
 
-#: Pairs of blocks that are recomputed and blocks that save everything, of which the second has one block more.
-_ALIKE = ((0, 1), (0, 2)), ((1, 0), (2, 0))
+#: Pairs of tapes that differ by one block: how many blocks each recomputes, and how many save everything.
+_PAIRS = ((0, 1), (0, 2)), ((1, 0), (2, 0))
 
-#: Parts that are all of a block but some operations, the second as torchtitan has it: what is saved, and which matmuls.
+#: Parts of a block that are all of it but some operations: what is saved of it, in words, and which matmuls, in Python.
+#: The second is torchtitan's.
 SELECTIVE = {
     "operations": ("matmuls and attention", "True"),
     "every-second-matmul": ("attention and every second matmul", "matmuls[ctx.is_recompute] % 2"),
@@ -79,8 +84,9 @@ for parent in [*model.{path}.modules()]:
     for name, linear in [*parent.named_children()]:
         if isinstance(linear, nn.Linear):
             setattr(parent, name, Adapted(linear, {rank}))"""
-#: What ``--loss`` takes, and the code of each, of Hugging Face's models; chunks of all tokens.
+#: How many chunks a chunked loss has.
 LOSS_CHUNKS = 8
+#: What ``--loss`` takes, and the Python that changes a Hugging Face model's loss to that; "" changes nothing.
 LOSS_CODE = {
     "whole": "",
     "chunked": f"""from torch.nn.functional import pad
@@ -97,28 +103,32 @@ model.forward = forward""",
 
 
 def place_of(path: str) -> str:
-    """How Python reaches a part of a module.
+    """Return what follows ``model.`` in Python to reach the submodule at a path.
 
-    Returns: ``layers``, or ``get_submodule("1.0")``, as a Sequential's parts have no names.
+    It is the path, as ``layers``; or ``get_submodule("1.0")`` for a Sequential, whose children have no names.
     """
     return path if all(map(str.isidentifier, path.split("."))) else f'get_submodule("{path}")'
 
 
 def adapter_code(path: str, rank: int) -> str:
-    """Python that freezes the model and puts an adapter of that rank (LoRA) beside each linear of ``model.<path>``.
+    """Return Python that freezes ``model`` and puts an adapter (LoRA) beside each linear layer in its blocks.
 
-    None for rank 0.
+    Args:
+        path: where the blocks are, as Python has it after ``model.``.
+        rank: the adapters' rank; 0 for none.
+
+    Returns: the code; "" for rank 0.
     """
     return _ADAPTERS.format(path=path, rank=rank) if rank else ""
 
 
 def recompute_code(path: str, again: int, part: str) -> str:
-    """Python that recomputes the first blocks in ``model.<path>``, or a part of each, in backward.
+    """Return Python that makes ``model`` recompute its first blocks in backward, or a part of each.
 
     Args:
-        path: where the blocks are in the model.
+        path: where the blocks are, as Python has it after ``model.``.
         again: how many of them are recomputed.
-        part: ``""`` for all of a block; one of ``SELECTIVE``; or the name of a module in it.
+        part: what of a block is recomputed: "" for all of it; one of ``SELECTIVE``; or the name of a module in it.
     """
     if part in SELECTIVE:
         return _RECOMPUTE_SELECTIVE.format(path=path, again=again, saved=SELECTIVE[part][1])
@@ -127,9 +137,11 @@ def recompute_code(path: str, again: int, part: str) -> str:
 
 @dataclass(frozen=True)
 class Peak:
-    """The most bytes alive after any operation.
+    """The most bytes that are alive after any operation.
 
-    named_rows: makes its rows, which takes longer than the bytes.
+    Attributes:
+        bytes: how many they are.
+        named_rows: makes ``rows``, which takes longer than to find the bytes.
     """
 
     bytes: int
@@ -143,10 +155,12 @@ class Peak:
 
 @dataclass(frozen=True)
 class Sharded:
-    """Bytes of a block whose weights the ranks share (FSDP2), field by field.
+    """Bytes of a block's weights and gradients if the ranks share the weights (FSDP2).
 
-    Its weights, gathered while the block before runs; all its gradients in float32, there while the next block runs;
-    and the part of them that stays then.
+    Attributes:
+        weights: all its weights, which are gathered while the block before it runs.
+        gradients: all its gradients in float32, which are alive while the next block runs.
+        part: this rank's part of its gradients, which stays after that.
     """
 
     weights: int = 0
@@ -156,12 +170,14 @@ class Sharded:
 
 @dataclass(frozen=True)
 class Need:
-    """What a model's step needs at given sizes on one rank, without weights, gradients, buffers and inputs.
+    """What one microbatch of a model needs on one rank, beside weights, their gradients, buffers and inputs.
 
-    kept_bytes: alive when forward ends.
-    ends: the peak of forward, and of backward until its first block.
-    blocks: the peak of what follows.
-    matmul_flops, moved_bytes: of forward, backward and recomputation.
+    Attributes:
+        kept_bytes: bytes alive when forward ends.
+        ends: the peak of forward, and of backward until its first block begins.
+        blocks: the peak of backward after that.
+        matmul_flops: FLOPs of all matmuls and attention, in forward, backward and recomputation.
+        moved_bytes: bytes that operations read and write, in forward, backward and recomputation.
     """
 
     kept_bytes: int
@@ -172,25 +188,26 @@ class Need:
 
     @property
     def peak(self) -> Peak:
-        """Of the whole step."""
+        """The peak of the whole microbatch."""
         return max(self.ends, self.blocks, key=lambda peak: peak.bytes)
 
 
 @dataclass(frozen=True)
 class BlockModel:
-    """A model made of equal blocks: its tapes, and how many elements its weights have.
+    """A model made of equal blocks, which can be asked for any number of them.
 
-    tapes: of so many blocks that are recomputed and so many that save everything.
-    names: of a tape's storages, by these two numbers and the letters that are 1; those that aren't there have their
-        operation's.
-    path: where the blocks are, as Python has it after ``model.``.
-    elements: of trained weights, outside the blocks, of one block, and of those outside that have their gradients
-        before any block has; of weights that need no gradient, outside the blocks and of one block.
-    element_size: bytes of a weight's element.
-    order: of the layers, of which a block may be several.
-    notes: what else is to be known of the model.
-    recompute: whether its blocks run again in backward as they are.
-    shortest, longest: sequence that the model can read and the tapes hold for.
+    Attributes:
+        tapes: takes how many blocks are recomputed and how many save everything; returns the tape of that model.
+        path: where the blocks are, as Python has it after ``model.``.
+        elements: formulas of how many elements its weights have, in the order of ``num_elements``.
+        element_size: bytes of a weight's element.
+        order: which layers make up a block.
+        notes: sentences on what was found in the model.
+        recompute: whether the model itself recomputes every block in backward.
+        shortest: the shortest sequence that the tapes hold for.
+        longest: the longest sequence that the tapes hold for and the model can read.
+        names: takes the two numbers of ``tapes`` and the letters that are 1; returns names of that tape's storages by
+            their numbers.  A storage that it doesn't name has the name on the tape, its operation's.
     """
 
     tapes: Callable[[int, int], Tape]
@@ -206,63 +223,69 @@ class BlockModel:
 
     @property
     def letters(self) -> tuple[str, ...]:
-        """Of the sizes that ``need`` takes, without the number of blocks."""
+        """The letters of the sizes that ``need`` takes."""
         return self.tapes(0, 1).letters
 
     def num_elements(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """Elements of all weights at these sizes.
+        """Count the elements of weights at these sizes.
 
-        Returns: of trained weights, outside the blocks, of one block, and of those outside whose gradients come
-            before any block's; then of frozen ones, outside the blocks and of one block.
+        Returns: five numbers.  Of trained weights: those outside the blocks; those of one block; and those outside the
+            blocks whose gradients come before any block's.  Of frozen weights: those outside the blocks, and those of
+            one block.
         """
-        own = [sizes[letter] for letter in self.letters]
-        return tuple(value(formula, own) for formula in self.elements)
+        in_order = [sizes[letter] for letter in self.letters]
+        return tuple(value(formula, in_order) for formula in self.elements)
 
     def need(
         self,
         sizes: Mapping[str, int],
-        again: int,
-        whole: int,
+        recomputed: int,
+        saving: int,
         is_first: bool = False,
         sharded: Sharded = Sharded(),
     ) -> Need:
-        """A microbatch of ``again`` blocks that are recomputed, the first ones, and ``whole`` that save everything.
+        """Predict what one microbatch needs.
 
         Args:
-            is_first: of the step, so that gradients are what it makes.
-            sharded: bytes of a block's weights and gradients under FSDP2.
+            sizes: the model's sizes by letter.
+            recomputed: how many of the first blocks are recomputed.
+            saving: how many blocks after them save everything.
+            is_first: whether it is the step's first microbatch, which makes the weights' gradients.
+            sharded: bytes of a block's weights and gradients under FSDP2; by default there is none.
         """
-        base, at = (min(again, 1), min(whole, 1)), tuple(sizes.items())
-        fewest = self._moments(*base, at, is_first)  # first: its runs are the shortest
-        more = [(again - base[0], self._moments(base[0] + 1, base[1], at, is_first))] if again else []
-        more += [(whole - base[1], self._moments(base[0], base[1] + 1, at, is_first))] if whole else []
+        base, at = (min(recomputed, 1), min(saving, 1)), tuple(sizes.items())
+        fewest = self._moments(*base, at, is_first)  # solved first: its runs are the shortest
+        more = [(recomputed - base[0], self._moments(base[0] + 1, base[1], at, is_first))] if recomputed else []
+        more += [(saving - base[1], self._moments(base[0], base[1] + 1, at, is_first))] if saving else []
         return fewest.with_more(more, self._head(at), sharded)
 
     def _head(self, at: tuple) -> int:
-        """Operations of backward before its first block; the same at all sizes, but for those that are 1.
+        """Count the operations of backward before its first block.
 
-        What follows the only block of a tape can begin as a block does: of two kinds of blocks the shorter is right.
+        The number is the same at all sizes, but for sizes of 1.  What follows a tape's only block can begin with the
+        same operations as a block, which makes the count too large; so the smaller count of both kinds of blocks is
+        taken.
         """
         sizes = dict(at)
-        pairs = [[self._structure(*each, self.tapes(*each).ones(sizes), False) for each in some] for some in _ALIKE]
-        return min(one.num_alike(two) - one.num_more(two) for one, two in pairs)
+        pairs = [[self._structure(*each, self.tapes(*each).ones(sizes), False) for each in pair] for pair in _PAIRS]
+        return min(shorter.num_same(longer) - shorter.num_more(longer) for shorter, longer in pairs)
 
     @cached_property
     def _structure(self) -> Callable[[int, int, tuple[str, ...], bool], _Structure]:
         return cache(
-            lambda again, whole, ones, is_first: _Structure(
-                self.tapes(again, whole).variants[ones], is_first, partial(self.names, again, whole, ones)
+            lambda recomputed, saving, ones, is_first: _Structure(
+                self.tapes(recomputed, saving).variants[ones], is_first, partial(self.names, recomputed, saving, ones)
             )
         )
 
     @cached_property
     def _moments(self) -> Callable[[int, int, tuple, bool], _Moments]:
-        """The last that were asked for: searches vary only the number of blocks."""
+        """Make ``_Moments``, and remember the latest: a search varies only the number of blocks."""
 
-        def made(again: int, whole: int, at: tuple, is_first: bool) -> _Moments:
-            tape, sizes = self.tapes(again, whole), dict(at)
+        def made(recomputed: int, saving: int, at: tuple, is_first: bool) -> _Moments:
+            tape, sizes = self.tapes(recomputed, saving), dict(at)
             tape.check(sizes)
-            structure = self._structure(again, whole, tape.ones(sizes), is_first)
+            structure = self._structure(recomputed, saving, tape.ones(sizes), is_first)
             return _Moments(structure, tape.values(structure.used, sizes))
 
         return lru_cache(32)(made)
@@ -270,7 +293,15 @@ class BlockModel:
 
 @dataclass(frozen=True)
 class _Moment:
-    """A place of a tape, with how many more blocks of each kind wait, and what others hold or have left, in bytes."""
+    """A moment of a model with more blocks than a tape has.
+
+    Attributes:
+        bytes: alive in all.
+        tape: the tape that is read.
+        place: the moment is after this event of it.
+        waiting: of each kind, how many blocks beyond the tape's own still hold what they saved.
+        others: further bytes by name: gradients of blocks that have run, and what FSDP2 holds.
+    """
 
     bytes: int
     tape: _Moments
@@ -280,11 +311,21 @@ class _Moment:
 
 
 class _Structure:
-    """What a tape does whatever its sizes, which are numbers of its formulas here.
+    """What a tape does whatever the sizes are, which here are numbers of its formulas.
 
-    used: those numbers.  changes: after each event the number of what comes and of what goes.
-    forward, backward: of each operation its name and its place among the events; forward from its end.
-    flops, moved: how often each number is added.
+    Args:
+        events: the tape's events.
+        is_first: whether to read them as a step's first microbatch.
+        names: makes names of storages by their numbers.
+
+    Attributes:
+        used: the numbers of all formulas that the events have.
+        changes: for each event, the size that comes to life and the size that is freed; ``NOTHING`` for none.
+        forward: the operations of forward, the last first: each one's name, and its place among the events.
+        backward: the operations of backward in order, in the same form.
+        end: the place of the event at which backward begins.
+        flops: how often each number is added to the FLOPs.
+        moved: how often each number is added to the bytes that are read and written.
     """
 
     def __init__(self, events: Sequence[Event], is_first: bool, names: Callable[[], Mapping[int, str]]):
@@ -310,20 +351,28 @@ class _Structure:
                 self.moved.update([*event.read, *event.written])
         self.forward.reverse()
 
-    def num_alike(self, other: _Structure) -> int:
-        """For how many operations of backward the other tape runs the same."""
+    def num_same(self, other: _Structure) -> int:
+        """Count the operations at the beginning of backward that are the same in the other tape."""
         pairs = zip(self.backward, other.backward)
         return next((i for i, (mine, theirs) in enumerate(pairs) if mine[0] != theirs[0]), len(self.backward))
 
     def num_more(self, other: _Structure) -> int:
-        """How many more operations of backward the other tape has: those of one block."""
+        """Count how many more operations of backward the other tape has, which has one more block."""
         return len(other.backward) - len(self.backward)
 
 
 class _Moments:
     """The moments of a tape at some sizes.
 
-    forward, backward: bytes alive after each operation, of forward from its end.
+    Args:
+        structure: the tape.
+        values: the value of each formula by its number.
+
+    Attributes:
+        forward: bytes alive after each operation of forward, the last first.
+        backward: bytes alive after each operation of backward.
+        kept: bytes alive when forward ends.
+        left: bytes alive at the end: in a step's first microbatch the weights' gradients.
     """
 
     def __init__(self, structure: _Structure, values: Mapping[int, int]):
@@ -332,73 +381,82 @@ class _Moments:
         self.forward = [live[place] for _, place in structure.forward]
         self.backward = [live[place] for _, place in structure.backward]
         self.kept = live[structure.end]
-        self.left = live[-1]  # at the end: gradients, in the first microbatch
+        self.left = live[-1]
 
     def with_more(self, more: Sequence[tuple[int, _Moments]], head: int, sharded: Sharded) -> Need:
-        """What the step needs with further blocks.
+        """Predict what a microbatch needs with more blocks than this tape has, which has at most one of each kind.
 
         Args:
-            more: further blocks of each kind, those that backward meets last first, and the moments of a tape with one
-                of them.
-            head: operations of backward before its first block.
+            more: for each kind of block, that which backward meets last first: how many blocks there are beyond this
+                tape's, and the moments of a tape with one of them.
+            head: how many operations backward has before its first block.
             sharded: see ``BlockModel.need``.
         """
-        added = [other.kept - self.kept for _, other in more]
-        done = [other.left - self.left + sharded.part for _, other in more]
-        found: dict[bool, _Moment] = {}
+        # Of each kind: what one more block saves for backward, and what it leaves at the end.
+        saved = [other.kept - self.kept for _, other in more]
+        left = [other.left - self.left + sharded.part for _, other in more]
+        fullest_of: dict[bool, _Moment] = {}
 
         def consider(in_blocks: bool, tape: _Moments, fullest: tuple[int, int], waiting: list[int], ran: list[int],
-                     inside: int) -> None:  # fmt: skip
-            """inside: of the tape's own blocks those that have run."""
-            others = {GRADIENTS: inside * sharded.part + sum(number * each for number, each in zip(ran, done))}
-            if inside or any(ran):
+                     own_ran: int) -> None:  # fmt: skip
+            """Compare a moment with the fullest one so far, before the blocks of backward or among them.
+
+            fullest: its bytes on the tape, and its place.  waiting, ran: of each kind, how many of the further blocks
+            wait for backward, and how many have run it.  own_ran: how many of the tape's own blocks have run it.
+            """
+            others = {GRADIENTS: own_ran * sharded.part + sum(number * size for number, size in zip(ran, left))}
+            if own_ran or any(ran):
                 others["float32 gradients"] = sharded.gradients
-            if in_blocks and inside + sum(ran) + 1 < sum(numbers) + num_own:
+            if in_blocks and own_ran + sum(ran) + 1 < sum(further) + num_own:
                 others["gathered weights"] = sharded.weights
             live, place = fullest
-            live += sum(number * each for number, each in zip(waiting, added)) + sum(others.values())
-            if in_blocks not in found or live > found[in_blocks].bytes:
-                found[in_blocks] = _Moment(live, tape, place, waiting, others)
+            live += sum(number * size for number, size in zip(waiting, saved)) + sum(others.values())
+            if in_blocks not in fullest_of or live > fullest_of[in_blocks].bytes:
+                fullest_of[in_blocks] = _Moment(live, tape, place, waiting, others)
 
-        numbers, none, num_own = [number for number, _ in more], [0 for _ in more], len(more)
-        # In forward only what all tapes end with is known to come last.
-        same = min(self._alike(other, "forward", each) for (_, other), each in zip(more, added))
-        if same:
-            consider(False, self, self._fullest("forward", 0, same), numbers, none, 0)
-        alike = [self._alike(other, "backward", each) for (_, other), each in zip(more, added)]
+        further, zeros, num_own = [number for number, _ in more], [0 for _ in more], len(more)
+        # Of forward only the operations that end all tapes are known to run after all blocks have saved.
+        num_last = min(self._num_aligned(other, "forward", size) for (_, other), size in zip(more, saved))
+        if num_last:
+            consider(False, self, self._fullest("forward", 0, num_last), further, zeros, 0)
+        # Rules 1 and 2 at the top of this file: while a tape is aligned with its longer one, the further blocks wait.
+        aligned = [self._num_aligned(other, "backward", size) for (_, other), size in zip(more, saved)]
         lengths = [self.structure.num_more(other.structure) for _, other in more]
-        ends = [*accumulate(reversed(lengths), initial=head)][1:]
-        for start, end in _between(0, len(self.backward), [head, *alike, *ends]):
-            waiting = [number if start < length else 0 for number, length in zip(numbers, alike)]
-            ran = [number - each for number, each in zip(numbers, waiting)]
+        block_ends = [*accumulate(reversed(lengths), initial=head)][1:]
+        for start, end in _between(0, len(self.backward), [head, *aligned, *block_ends]):
+            waiting = [number if start < length else 0 for number, length in zip(further, aligned)]
+            ran = [number - waits for number, waits in zip(further, waiting)]
             fullest = self._fullest("backward", start, end)
-            consider(start >= head, self, fullest, waiting, ran, sum(place <= start for place in ends))
-        for k, ((number, other), first) in enumerate(zip(more, alike)):
-            last = self.structure.num_alike(other.structure) + lengths[k]
-            ends = [*accumulate([*reversed(lengths[k:]), *reversed(lengths[: k + 1])], initial=head)][1:]
-            # From the second of these blocks to the last, bytes change by the same from one to the next.
+            consider(start >= head, self, fullest, waiting, ran, sum(place <= start for place in block_ends))
+        for k, ((number, other), first) in enumerate(zip(more, aligned)):
+            last = self.structure.num_same(other.structure) + lengths[k]
+            block_ends = [*accumulate([*reversed(lengths[k:]), *reversed(lengths[: k + 1])], initial=head)][1:]
+            # Rule 3: from the second of these blocks to the last, each changes the bytes by as much as the one before.
             counts = {count for count in (number - 1, number - 2, 0) if count >= 0}
-            for (start, end), waits in product(_between(first, last, ends), counts if number else ()):
-                ran = [*none[:k], number - 1 - waits, *numbers[k + 1 :]]
-                waiting = [*numbers[:k], waits, *none[k + 1 :]]
+            for (start, end), waits in product(_between(first, last, block_ends), counts if number else ()):
+                ran = [*zeros[:k], number - 1 - waits, *further[k + 1 :]]
+                waiting = [*further[:k], waits, *zeros[k + 1 :]]
                 fullest = other._fullest("backward", start, end)
-                consider(True, other, fullest, waiting, ran, sum(place <= start for place in ends))
+                consider(True, other, fullest, waiting, ran, sum(place <= start for place in block_ends))
 
-        def whole(name: str) -> int:
-            each = self._total(name)
-            return each + sum(number * (other._total(name) - each) for number, other in more)
+        def of_all_blocks(name: str) -> int:
+            on_tape = self._total(name)
+            return on_tape + sum(number * (other._total(name) - on_tape) for number, other in more)
 
-        kept = self.kept + sum(number * each for number, each in zip(numbers, added))
+        kept = self.kept + sum(number * size for number, size in zip(further, saved))
         ends_peak, blocks_peak = (
-            Peak(found[in_blocks].bytes, partial(self._with_rows, more, found[in_blocks]))
-            if in_blocks in found
+            Peak(fullest_of[in_blocks].bytes, partial(self._with_rows, more, fullest_of[in_blocks]))
+            if in_blocks in fullest_of
             else Peak(0)
             for in_blocks in (False, True)
         )
-        return Need(kept, ends_peak, blocks_peak, whole("flops"), whole("moved"))
+        return Need(kept, ends_peak, blocks_peak, of_all_blocks("flops"), of_all_blocks("moved"))
 
     def _fullest(self, side: str, start: int, end: int) -> tuple[int, int]:
-        """The most bytes alive after the operations from ``start`` to before ``end``, and their place in the events."""
+        """Find the most bytes alive after one of the operations from ``start`` to before ``end``.
+
+        Returns: the bytes, and the operation's place among the events.
+        """
         live = getattr(self, side)
         i = max(range(start, end), key=live.__getitem__)
         return live[i], getattr(self.structure, side)[i][1]
@@ -407,23 +465,26 @@ class _Moments:
         return sum(count * self.values[i] for i, count in getattr(self.structure, name).items())
 
     def _with_rows(self, more: Sequence[tuple[int, _Moments]], moment: _Moment) -> tuple[Row, ...]:
-        """The rows at a moment, with the kept rows of the blocks that wait."""
+        """List the rows at a moment, with what the further blocks that wait have saved; the largest first."""
         sums, kept = Counter(moment.tape._rows(moment.place)), self._rows(self.structure.end)
         for number, (_, other) in zip(moment.waiting, more):
             if number:
-                theirs = other._rows(other.structure.end)
-                for term in {**kept, **theirs}:
-                    sums[term] += number * (theirs.get(term, 0) - kept.get(term, 0))
+                with_one_more = other._rows(other.structure.end)
+                for term in {**kept, **with_one_more}:
+                    sums[term] += number * (with_one_more.get(term, 0) - kept.get(term, 0))
         sums.update(moment.others)
-        found = sorted(((each, term) for term, each in sums.items() if each), reverse=True)
-        return tuple(Row(term, each) for each, term in found)
+        sizes = sorted(((size, term) for term, size in sums.items() if size), reverse=True)
+        return tuple(Row(term, size) for size, term in sizes)
 
-    def _alike(self, other: _Moments, side: str, each: int) -> int:
-        """For how many moments the other tape runs the same and holds ``each`` bytes more."""
-        mine, theirs = ((getattr(one, side), getattr(one.structure, side)) for one in (self, other))
+    def _num_aligned(self, other: _Moments, side: str, saved: int) -> int:
+        """Count the first moments at which the other tape has run the same operations and holds ``saved`` bytes more.
+
+        side: "forward", from its end, or "backward".
+        """
+        mine, theirs = ((getattr(tape, side), getattr(tape.structure, side)) for tape in (self, other))
         pairs = zip(*mine, *theirs)
         return next(
-            (i for i, (live, op, more, its) in enumerate(pairs) if op[0] != its[0] or more - live != each),
+            (i for i, (live, op, its, its_op) in enumerate(pairs) if op[0] != its_op[0] or its - live != saved),
             min(len(mine[0]), len(theirs[0])),
         )
 
@@ -435,5 +496,5 @@ class _Moments:
 
 
 def _between(start: int, end: int, places: Iterable[int]) -> list[tuple[int, int]]:
-    """The range from ``start`` to ``end`` cut at places."""
+    """Split the range from ``start`` to ``end`` at those of ``places`` that are inside it."""
     return [*pairwise(sorted({start, end, *(place for place in places if start < place < end)}))] if start < end else []

@@ -1,5 +1,8 @@
-"""The tape of a model that a factory makes, or tapes for any number of its blocks, solved from tiny runs of real
-tensors."""
+"""Solve the tape of a model from tiny runs: of all of it, or for any number of its blocks.
+
+A factory makes the model: a function that takes sizes, as ``s=128`` or ``seq_length=128``, and returns
+``(model, inputs)``.
+"""
 
 from __future__ import annotations
 
@@ -47,24 +50,35 @@ from actmem_tools.tape.solver import (
 )
 
 Factory = Callable[..., Any]
+#: Changes a model before it runs.
 Prepare = Callable[[nn.Module], object]
 #: The letter of the number of blocks.
 _BLOCKS = "l"
-#: Runs that tell the formulas in s and b, whose powers are few.
+#: How many runs find the formulas of a configuration's model, which have few powers of s and b.
 _CONFIG_RUNS = 4
-#: Of attention with dropout.
+#: The note on a model whose attention has dropout.
 _FUSED = (
     "Attention has dropout. The bill is of a fused kernel, as a GPU's is, which stores no scores; a CPU has none with "
     "dropout, so a run there keeps the scores."
 )
-#: Where a model doesn't run at sizes that are drawn, a kernel may want rows of whole 16 bytes.
+#: Rules that are tried if a model doesn't run at the letters that were drawn: some kernels need rows of whole 16 bytes.
 _KERNELS_NEED = "h:8,d:8,f:8"
 
 
 def model_tape(
     target: str, letters: Sequence[str], rules: Rules = NO_RULES, fixed: Mapping[str, int] = {}, dtype: str = ""
 ) -> Tape:
-    """The tape of ``file.py:factory``.  Raises ConfigError if it can't run or has no formulas over the letters."""
+    """Solve the tape of a factory's model.
+
+    Args:
+        target: the factory, as ``file.py:factory`` or ``pkg.module:factory``.
+        letters: the letters of the formulas, which the factory must take.
+        rules: what each letter is a multiple of.
+        fixed: further sizes that the factory takes, which don't vary.
+        dtype: of weights and floating-point inputs; "" for those that the factory makes.
+
+    Raises: ConfigError if the model doesn't run, or if its sizes have no formulas over the letters.
+    """
     if dtype:
         check_choice("dtype", dtype, tuple(load_model.DTYPES))
     return tape_of(load_model.load_factory(target), Runs(letters, rules), fixed, dtype)
@@ -76,7 +90,14 @@ def _as_it_is(model: nn.Module) -> None:
 
 @dataclass(frozen=True)
 class _Model:
-    """A factory's model.  more_sizes: what the factory takes beside a run's sizes.  prepare: changes the model."""
+    """A factory's model, which can be run at any sizes.
+
+    Attributes:
+        factory: makes it.
+        more_sizes: what the factory gets in each run beside the run's sizes.
+        dtype: of weights and floating-point inputs; "" for those that the factory makes.
+        prepare: changes the model before it runs.
+    """
 
     factory: Factory
     more_sizes: Mapping[str, int]
@@ -86,19 +107,24 @@ class _Model:
     def events(
         self, sizes: Mapping[str, int], names: dict[int, str] | None = None, is_first: bool = False
     ) -> list[Event]:
-        """See ``run_factory``."""
+        """Run the model at these sizes (see ``run_factory``)."""
         return run_factory(self.factory, {**sizes, **self.more_sizes}, self.dtype, names, self.prepare, is_first)
 
     def names(self, runs: Runs, ones: Sequence[str]) -> dict[int, str]:
-        """The ledger's names of what autograd keeps, by the numbers of storages; for sizes where ``ones`` are 1."""
+        """Name the storages that autograd saves, by their numbers on the tape's variant in which ``ones`` are 1."""
         names: dict[int, str] = {}
         self.events(runs.draw(random.Random(0), ones), names)
         return names
 
     def tape(self, runs: Runs, known: list[Formula] | None = None) -> Tape:
-        """Its tape, by the names of operations.  known: see ``solve``.
+        """Solve the model's tape, on which storages have the names of the operations that made them.
 
-        Unless one of the runs is at sizes asked for, one more run checks the formulas at larger sizes.
+        The formulas are then checked by one larger run, unless another tape of the same model was solved before, or one
+        of the runs had the sizes that were asked for.
+
+        Args:
+            runs: which runs are made.
+            known: see ``solver.solve``.
         """
 
         def recorded(sizes: dict[str, int]) -> list[Event]:
@@ -124,7 +150,14 @@ class _Model:
 
 
 def tape_of(factory: Factory, runs: Runs, more_sizes: Mapping[str, int] = {}, dtype: str = "") -> Tape:
-    """The tape of a factory's model, by the names of what autograd keeps.  more_sizes: what else the factory takes."""
+    """Solve the tape of a factory's model, and name the storages that autograd saves as the ledger does.
+
+    Args:
+        factory: makes the model.
+        runs: which runs are made.
+        more_sizes: what the factory gets in each run beside the run's sizes.
+        dtype: of weights and floating-point inputs; "" for those that the factory makes.
+    """
     model = _Model(factory, more_sizes, dtype)
     tape = model.tape(runs)
     for ones, events in tape.variants.items():
@@ -150,9 +183,18 @@ def run_factory(
     prepare: Prepare = _as_it_is,
     is_first: bool = False,
 ) -> list[Event]:
-    """One microbatch's events, the step's first or another.
+    """Make a model, run one microbatch, forward and backward, and return the events.
 
-    names: gets the ledger's names of what autograd keeps, by the numbers of storages; then backward doesn't run.
+    Args:
+        factory: makes the model and its inputs.
+        sizes: all sizes that the factory gets.
+        dtype: of weights and floating-point inputs; "" for those that the factory makes.
+        names: if given, only forward runs, and this dict gets the ledger's names of what autograd saves, by the
+            numbers of the storages.
+        prepare: changes the model before it runs.
+        is_first: whether it is the first microbatch of a step (see ``record.record_step``).
+
+    Raises: ConfigError if the model doesn't run.
     """
     model, inputs = _built(factory, sizes, dtype)
     prepare(model)
@@ -192,15 +234,28 @@ def solved_blocks(
     held: Mapping[str, int] = {},
     fake: bool = False,
 ) -> dict[str, BlockModel]:
-    """Solve a factory's model, whose ``num_layers`` is free, for each part of a block that may run again, ``""`` for
-    all of it.
+    """Find a model's blocks, and make what predicts the model with any number of them (``BlockModel``).
 
-    letters: without that of the layers.  at: of a configuration, sizes of one of the runs.
-    lora: the rank of ``extrapolate_blocks.adapter_code``, which runs first.  config: whose factory it is, if any.
-    held: sizes that don't vary.  fake: run on fake tensors.
+    Its tapes are solved when they are first asked for.  A run of more blocks than a tape has then checks that each
+    further block adds the same.
 
-    Tapes are solved when they are asked for.  Then and here ConfigError is raised if there are no blocks, or if one
-    more run shows that they aren't alike.
+    Args:
+        factory: makes the model; it must take the number of layers.
+        letters: the letters of the formulas, without that of the number of layers.
+        rules: what each letter is a multiple of.
+        dtype: of weights and floating-point inputs; "" for those that the factory makes.
+        may_be_one: letters of which runs with the value 1 are tried too.
+        parts: what of a block may be recomputed (``extrapolate_blocks.recompute_code``); "" is all of it.
+        at: the sizes that were asked for; a configuration's model has one of the runs there.
+        lora: rank of the adapters that are added to the model before it runs (``extrapolate_blocks.adapter_code``); 0
+            for none.
+        config: the configuration that the factory is made from, if it is.
+        held: letters that have these values in all runs.
+        fake: whether to run on fake tensors.
+
+    Returns: a ``BlockModel`` for each of ``parts``.
+
+    Raises: ConfigError, here or when a tape is solved, if no blocks are found, or if they aren't alike.
     """
     order, few_blocks = (config.order, 2) if config else (Order(), 5)
     sizes = dict(at) if config else draw_sizes(letters, rules, random.Random(0), held)
@@ -214,58 +269,59 @@ def solved_blocks(
     path = place_of(found_blocks.path)
     remarks = load_model.gradient_note(found_blocks.without_gradient), _FUSED if dropouts else ""
     notes = tuple(remark for remark in remarks if remark)
-    found: dict[str, BlockModel] = {}
+    models: dict[str, BlockModel] = {}
     known: list[Formula] = []
     checked: set[str] = set()
     runs = Runs(letters, rules, held, may_be_one, _CONFIG_RUNS if config else len(letters) + 2, at if config else {})
 
-    def prepare(part: str, again: int, model: nn.Module) -> None:
-        exec(recompute_code(path, order.num_layers(again), part), {"model": model})
+    # Below, the first ``recomputed`` blocks recompute ``part``, and ``saving`` more blocks save everything.
+    def prepare(part: str, recomputed: int, model: nn.Module) -> None:
+        exec(recompute_code(path, order.num_layers(recomputed), part), {"model": model})
 
-    def model_of(part: str, again: int, whole: int) -> _Model:
-        return _Model(factory, {_BLOCKS: again + whole}, dtype, partial(prepare, part, again))
+    def model_of(part: str, recomputed: int, saving: int) -> _Model:
+        return _Model(factory, {_BLOCKS: recomputed + saving}, dtype, partial(prepare, part, recomputed))
 
     @cache
-    def solved(part: str, again: int, whole: int) -> Tape:
-        show_progress(f"solving {again + whole} blocks, of which {again} run again")
+    def solved(part: str, recomputed: int, saving: int) -> Tape:
+        show_progress(f"solving {recomputed + saving} blocks, of which {recomputed} run again")
         with _running(fake):
-            return model_of(part, again, whole).tape(runs, known)
+            return model_of(part, recomputed, saving).tape(runs, known)
 
-    def tape(part: str, again: int, whole: int) -> Tape:
-        found_tape = solved(part if again else parts[0], again, whole)
-        if (again, whole) == (1, 1) and part not in checked:
+    def tape(part: str, recomputed: int, saving: int) -> Tape:
+        found_tape = solved(part if recomputed else parts[0], recomputed, saving)
+        if (recomputed, saving) == (1, 1) and part not in checked:
             checked.add(part)
             check(part, 2, 2)
         return found_tape
 
     @cache
-    def names(part: str, again: int, whole: int, ones: tuple[str, ...]) -> dict[int, str]:
+    def names(part: str, recomputed: int, saving: int, ones: tuple[str, ...]) -> dict[int, str]:
         with _running(fake):
-            return model_of(part, again, whole).names(runs, ones)
+            return model_of(part, recomputed, saving).names(runs, ones)
 
-    def check(part: str, again: int, whole: int) -> None:
-        if config and again + whole > config.num_blocks:
+    def check(part: str, recomputed: int, saving: int) -> None:
+        if config and recomputed + saving > config.num_blocks:
             return
         with _running(fake):
-            events = model_of(part, again, whole).events(sizes, is_first=True)
+            events = model_of(part, recomputed, saving).events(sizes, is_first=True)
         live = [live for event, live, _ in moments(events) if isinstance(event, Run)]
-        real = read_events(events).kept_bytes, max(live)
-        need = found[part].need(sizes, again, whole, is_first=True)
-        if (need.kept_bytes, need.peak.bytes) != real:
-            rule = f"blocks of {path} aren't alike: {again + whole} of them keep {real[0]:,} B and need {real[1]:,} B"
-            told = f"{need.kept_bytes:,} and {need.peak.bytes:,} by runs of fewer"
-            raise ConfigError("target", " ".join([f"{rule}, {told}: {OTHERWISE} works.", *notes]))
+        measured = read_events(events).kept_bytes, max(live)
+        need = models[part].need(sizes, recomputed, saving, is_first=True)
+        if (need.kept_bytes, need.peak.bytes) != measured:
+            rule = f"blocks of {path} aren't alike: {recomputed + saving} of them keep {measured[0]:,} B and need"
+            rule += f" {measured[1]:,} B, {need.kept_bytes:,} and {need.peak.bytes:,} by runs of fewer:"
+            raise ConfigError("target", " ".join([rule, f"{OTHERWISE} works.", *notes]))
 
     for part in parts:
-        alike = found_blocks.element_size, order, notes, found_blocks.recompute
-        found[part] = BlockModel(partial(tape, part), path, elements, *alike, names=partial(names, part))
-        if len(found) == 1:
+        of_all = found_blocks.element_size, order, notes, found_blocks.recompute
+        models[part] = BlockModel(partial(tape, part), path, elements, *of_all, names=partial(names, part))
+        if len(models) == 1:
             check(part, 0, 3)
-    return found
+    return models
 
 
 def _changed(factory: Factory, code: str) -> Factory:
-    """The factory, whose model ``code`` has changed."""
+    """Return a factory that makes the same model and then runs ``code``, which changes it; "" changes nothing."""
     if not code:
         return factory
 
@@ -287,11 +343,21 @@ def solved_target(
     loss: str = "whole",
     lora: int = 0,
 ) -> tuple[dict[str, BlockModel], dict[str, int], int]:
-    """Tapes of ``file.py:factory`` or of a configuration's content, all sizes without the number of blocks, and that
-    number.
+    """Solve the model that ``actmem plan`` is asked for, for any number of its blocks.
 
-    asked: sizes by letter, of a configuration s and b.  rules_text: as ``h:8a``, of a factory only.
-    parts, lora: see ``solved_blocks``.  loss: a key of ``extrapolate_blocks.LOSS_CODE``, of a configuration only.
+    Args:
+        target: a factory, as ``file.py:factory``; or the content of a Hugging Face ``config.json``.
+        asked: the sizes asked for, by letter; with a configuration only s and b.
+        rules_text: what letters are multiples of, as ``h:8a``; with a factory only.
+        dtype: of weights and floating-point inputs.
+        parts: what of a block may be recomputed (see ``solved_blocks``).
+        loss: a key of ``extrapolate_blocks.LOSS_CODE``; with a configuration only, but for "whole".
+        lora: rank of the adapters; 0 for none.
+
+    Returns: a ``BlockModel`` for each of ``parts``; the sizes asked for, without the number of layers; and the number
+        of blocks.
+
+    Raises: ConfigError if the model can't be run or solved.
     """
     check_choice("dtype", dtype, tuple(load_model.DTYPES))
     check_choice("loss", loss, LOSS_CODE)
@@ -303,11 +369,11 @@ def solved_target(
     if _BLOCKS not in sizes:
         raise ConfigError("at", f"{_BLOCKS}, the number of layers, is missing")
     number = check_size(_BLOCKS, sizes.pop(_BLOCKS), 10_000)
-    own_text = {part.strip().partition(":")[0]: part for part in rules_text.split(",") if part.strip()}
-    for letter in own_text:
+    rule_of = {rule.strip().partition(":")[0]: rule for rule in rules_text.split(",") if rule.strip()}
+    for letter in rule_of:
         if letter not in sizes:
             raise ConfigError("letters", f"there is no {letter}, only {', '.join(sizes)}")
-    text = ",".join(own_text.get(letter, letter) for letter in sizes)
+    text = ",".join(rule_of.get(letter, letter) for letter in sizes)
     may_be_one = [letter for letter in MAY_BE_ONE if letter == "b" or sizes.get(letter) == 1]
 
     def solved_with(more: str) -> dict[str, BlockModel]:
@@ -325,9 +391,9 @@ def solved_target(
 
 @contextmanager
 def _running(fake: bool) -> Iterator[set[float]]:
-    """Where a model is solved: its attention by a fused kernel, and on fake tensors if asked for.
+    """Make a context in which a model runs to be solved: with attention by a fused kernel, and maybe fake tensors.
 
-    Yields: the dropouts of attention that ran.
+    Yields: a set that collects the dropout probabilities of the attention that runs.
     """
     with load_model.tensors_for(fake), fused_attention_on_cpu() as dropouts:
         yield dropouts
@@ -336,7 +402,10 @@ def _running(fake: bool) -> Iterator[set[float]]:
 def _solved_config(
     config: ConfigModel, asked: Mapping[str, int], dtype: str, parts: Sequence[str], loss: str, lora: int
 ) -> tuple[dict[str, BlockModel], dict[str, int], int]:
-    """See ``solved_target``.  Where what runs depends on the sequence's length, it doesn't vary."""
+    """Do what ``solved_target`` does, for a configuration.
+
+    If no formulas hold for several lengths of the sequence, all runs have the length that was asked for.
+    """
     for letter in asked:
         if letter not in config.letters:
             raise ConfigError("at", f"{letter} is the configuration's own: change it there")
@@ -353,9 +422,9 @@ def _solved_config(
 
     def solved_with(step: int) -> dict[str, BlockModel]:
         rules, held = ({"s": (step, ())}, {}) if step else ({}, {"s": s})
-        found = solved_blocks(factory, config.letters, rules, dtype, "b", parts, asked, lora, config, held, fake=True)
+        models = solved_blocks(factory, config.letters, rules, dtype, "b", parts, asked, lora, config, held, fake=True)
         shortest, longest = config.limits(s) if step else (s, s)
-        return {part: replace(one, shortest=shortest, longest=longest) for part, one in found.items()}
+        return {part: replace(model, shortest=shortest, longest=longest) for part, model in models.items()}
 
     step = config.step(s, LOSS_CHUNKS if LOSS_CODE[loss] else 1)
     try:
@@ -367,14 +436,17 @@ def _solved_config(
 
 
 def _check_loss(factory: Factory, loss: str) -> None:
-    """Raise ConfigError if the loss computed otherwise isn't that of a Hugging Face model, here without any layer."""
+    """Raise ConfigError unless the code for ``loss`` computes the same loss as a Hugging Face model without layers."""
     sizes = {"s": 2 * LOSS_CHUNKS, "b": 2, _BLOCKS: 0}
     if not torch.allclose(_padded_loss(factory, sizes), _padded_loss(_changed(factory, LOSS_CODE[loss]), sizes)):
         raise ConfigError("loss", "this model does more to its logits than code in chunks does: give a factory")
 
 
 def _padded_loss(factory: Factory, sizes: Mapping[str, int]) -> torch.Tensor:
-    """The loss of a Hugging Face model whose last tokens are padding, without a label, as is one more."""
+    """Run a Hugging Face model whose last two tokens are padding and, like one other token, have no label.
+
+    Returns: the loss.
+    """
     model, inputs = _built(factory, sizes, "")
     mask, labels = torch.ones_like(inputs["input_ids"]), inputs["labels"].clone()
     mask[:, -2:], labels[:, -2:], labels[:, 1] = 0, -100, -100
@@ -383,13 +455,14 @@ def _padded_loss(factory: Factory, sizes: Mapping[str, int]) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class _Blocks:
-    """What one run of a few blocks tells.
+    """What one run of a model with a few blocks shows.
 
-    path: where the list of them is in the model.
-    element_size: bytes of a weight's element.
-    early: names of the weights outside with the first gradients.
-    without_gradient: names of trained weights that got none.
-    recompute: whether every block runs again in backward as it is.
+    Attributes:
+        path: the submodule whose children are the blocks.
+        element_size: bytes of a weight's element.
+        early: names of the weights outside the blocks that get their gradients before any weight of a block does.
+        without_gradient: names of trained weights that got no gradient.
+        recompute: whether the model itself recomputes every block in backward.
     """
 
     path: str
@@ -402,7 +475,16 @@ class _Blocks:
 def _blocks_of(
     factory: Factory, sizes: Mapping[str, int], dtype: str, parts: Sequence[str], order: Order, few_blocks: int
 ) -> _Blocks:
-    """Find the blocks of a model that is made with a few of them, in one run.  order: of the layers."""
+    """Run a model with a few blocks once, and find them.
+
+    Args:
+        factory: makes the model.
+        sizes: what the factory gets, but for the number of layers.
+        dtype: of weights and floating-point inputs.
+        parts: what of a block may be recomputed; each must be in every block.
+        order: which layers make up a block.
+        few_blocks: how many blocks the model gets.
+    """
     model, inputs = _built(factory, {**sizes, _BLOCKS: few_blocks}, dtype)
     path = path_of_layers(model, order.num_layers(few_blocks))
     element_sizes = {p.element_size() for p in model.parameters()}
@@ -441,26 +523,29 @@ def _elements(
     num_runs: int,
     early: frozenset[str],
 ) -> tuple[Formula, ...]:
-    """The elements of a factory's weights, as ``BlockModel`` has them.  num_runs: see ``solve_rows``.
+    """Find the formulas of how many elements the weights have, as ``BlockModel.elements`` has them.
 
-    A block's are what a second one adds, outside the list of blocks too.  early: see ``_Blocks``.
+    What a block has is what a second block adds to a model with one, outside the list of blocks too.
+
+    Args: as of ``solved_blocks`` and ``solver.solve_rows``, and
+        early: names of weights outside the blocks that get their gradients before any weight of a block does.
     """
 
     def rows(sizes: dict[str, int]) -> list[Row]:
-        found = []
-        for number in (1, 2):
-            model, _ = _built(factory, {**sizes, _BLOCKS: number}, dtype)
+        counts = []
+        for num_blocks in (1, 2):
+            model, _ = _built(factory, {**sizes, _BLOCKS: num_blocks}, dtype)
             for name, p in model.named_parameters():
-                found.append(Row(f"{'trained' if p.requires_grad else 'frozen'} of {number}", p.numel()))
-                if number == 1 and name in early:
-                    found.append(Row("early", p.numel()))
-        return found
+                counts.append(Row(f"{'trained' if p.requires_grad else 'frozen'} of {num_blocks}", p.numel()))
+                if num_blocks == 1 and name in early:
+                    counts.append(Row("early", p.numel()))
+        return counts
 
-    formulas, found = solve_rows(rows, letters, rules, held, num_runs), []
-    for what in ("trained", "frozen"):
-        one, two = (formulas.get(f"{what} of {number}", ()) for number in (1, 2))
-        found += [added([one, one, _times(-1, two)]), added([two, _times(-1, one)])]
-    return *found[:2], formulas.get("early", ()), *found[2:]
+    formulas, elements = solve_rows(rows, letters, rules, held, num_runs), []
+    for kind in ("trained", "frozen"):
+        with_one, with_two = (formulas.get(f"{kind} of {num_blocks}", ()) for num_blocks in (1, 2))
+        elements += [added([with_one, with_one, _times(-1, with_two)]), added([with_two, _times(-1, with_one)])]
+    return *elements[:2], formulas.get("early", ()), *elements[2:]
 
 
 def _times(number: int, formula: Formula) -> Formula:

@@ -1,4 +1,5 @@
-"""Record a step: what its operations make, what is freed, in order, with FLOPs and bytes moved."""
+"""Record the events of a forward and a backward pass: storages made and freed, and operations with their FLOPs and the
+bytes that they move."""
 
 from __future__ import annotations
 
@@ -33,11 +34,11 @@ GENERATOR_STATE = "generator state"
 
 
 def _spread(q: Tensor, grouped: Tensor) -> tuple[int, ...]:
-    """The shape of K or V with as many heads as Q: before 2.13 torch's counter refuses grouped heads."""
+    """The shape that K or V would have with as many heads as Q: before 2.13 torch's counter refuses grouped heads."""
     return (*q.shape[:2], *grouped.shape[2:])
 
 
-#: torch's counter doesn't know the CPU's kernels.
+#: FLOPs of the CPU's attention kernels, which torch's counter doesn't know.
 _CPU_FLOPS: dict[Any, Callable[..., int]] = {
     flash_on_cpu: lambda q, k, v, *_: sdpa_flop_count(q.shape, _spread(q, k), _spread(q, v)),
     flash_on_cpu_backward: lambda g, q, k, v, *_: sdpa_backward_flop_count(
@@ -47,12 +48,14 @@ _CPU_FLOPS: dict[Any, Callable[..., int]] = {
 
 
 class Recorder(StepMode):
-    """``events`` of the operations in its block, known by the names of the module's parts.
+    """Records the events of all operations that run in its ``with`` block, in ``events``.
 
-    existing: tensors that are there before and stay; nothing counts them.
+    A storage is made by the operation that first returns it, and freed when nothing refers to it any more.  What a
+    kernel allocates and frees inside itself isn't seen.
 
-    A storage counts from the operation that returns it first until nothing refers to it.  What a kernel
-    allocates and frees inside itself is not seen.
+    Args:
+        module: the model; operations and storages get the names of its submodules.
+        existing: tensors that exist before the block and stay.  Their storages aren't recorded.
     """
 
     def __init__(self, module: nn.Module, existing: Iterable[Tensor] = ()):
@@ -61,32 +64,37 @@ class Recorder(StepMode):
         self._storages = StorageLifetimes(partial(_note_change, self.events))
         self._existing: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet(storages_in(list(existing)))
         self._modules = RunningModules(module)
-        #: Of the weights' gradients those that something was added to.
+        #: Storages of weights' gradients that a new gradient was added to.
         self._summed: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
 
     def mark(self, name: str) -> None:
-        """Note that this place is reached."""
+        """Record a ``Mark`` of this name."""
         self.events.append(Mark(name))
 
     def numbers(self) -> list[tuple[torch.UntypedStorage, int]]:
-        """The storages that are alive, with their numbers on the tape."""
+        """List the storages that are alive, each with its number on the tape."""
         return list(self._storages.numbers.items())
 
     def resized(self, tensor: Tensor) -> None:
-        """Note that the tensor's storage may have another size now."""
+        """Record the new size of a tensor's storage, if it has changed."""
         for storage in storages_in([tensor]):
             self._storages.resized(storage)
 
     def note_state(self, state: Tensor) -> None:
-        """Note the state of a generator, which no operation makes."""
+        """Record a random generator's state as a new storage: no operation returns it."""
         for storage in storages_in([state]):
             self._begin(storage, GENERATOR_STATE)
 
     def named(self, call: Callable) -> Callable:
-        """``nn.Module.__call__`` that notes which module runs, also one that an exception leaves, as a checkpoint's
-        second run does.
+        """Wrap ``nn.Module.__call__`` so that the recorder knows which module runs.
 
-        No hook: for one that is always called torch makes a cycle that holds the arguments.
+        It also knows when a module is left by an exception, as in a checkpoint's second run.  Hooks aren't used: for a
+        hook that is always called torch makes a reference cycle that keeps the arguments alive.
+
+        Args:
+            call: ``nn.Module.__call__``.
+
+        Returns: the function to put in its place.
         """
 
         def run(part, *args, **kwargs):
@@ -99,7 +107,7 @@ class Recorder(StepMode):
         return run
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is torch.ops.prim.device.default:  # fake tensors are asked for theirs all the time
+        if func is torch.ops.prim.device.default:  # torch asks fake tensors for their device all the time
             return args[0].device if is_fake(args[0]) else func(*args)
         kwargs, func = kwargs or {}, self.real_operation(func, args)
         if func is torch.ops.aten.add_.Tensor and node_running() == WEIGHTS_NODE:
@@ -116,7 +124,7 @@ class Recorder(StepMode):
         return result
 
     def _note_gradient(self, args: tuple) -> None:
-        """Note that a weight gets a gradient; it is added to the one that waits.  args: of the addition."""
+        """Record a ``Gradient``.  args: those of the addition, the gradient so far and the new one."""
         stays = stays_as_gradient(args)
         weights_storage, storage = map(storage_of, args)
         if storage is None or weights_storage is None or weights_storage in self._summed:
@@ -147,7 +155,7 @@ class Recorder(StepMode):
             self.events.append(Run(op, where, _flops(func, args, kwargs, named, result), read, tuple(written)))
 
     def _begin(self, storage: torch.UntypedStorage, name: str) -> bool:
-        """Note that a storage is made, unless it is there already; returns whether it is new."""
+        """Record that a storage is made, unless it exists already; return whether it is new."""
         if storage in self._storages.numbers or storage in self._existing:
             return False
         self.events.append(Make(self._storages.begin(storage), storage.nbytes(), name))
@@ -180,10 +188,17 @@ def record_step(
     inputs: object = (),
     is_first: bool = False,
 ) -> list[Event]:
-    """The events of ``forward`` and of ``backward`` of what it returned.
+    """Record the events of one microbatch: of forward, and of backward from what forward returned.
 
-    Weights, their gradients that wait already, so that each new one is added and freed, buffers and inputs don't count.
-    is_first: no gradient waits.
+    Storages of weights, buffers and inputs aren't recorded.  Neither are the weights' gradients of earlier
+    microbatches: every weight gets one of zeros before forward, so that each new gradient is added to it and freed.
+
+    Args:
+        module: the model.
+        forward: runs the forward pass; returns the loss, or another output to start backward from.
+        backward: runs the backward pass from that output.
+        inputs: the model's inputs.
+        is_first: record the step's first microbatch: weights without a gradient get none before forward.
     """
     for parameter in module.parameters():
         if parameter.requires_grad and gradient_of(parameter) is None and not is_first:
@@ -200,9 +215,15 @@ def record_step(
 
 
 def recorded_run(module: nn.Module, run: Callable[[Recorder], object], existing: Iterable[Tensor]) -> list[Event]:
-    """The events of ``run``, by the names of the module's parts.  existing: see ``Recorder``."""
+    """Record the events of a function.
+
+    Args:
+        module: the model; operations and storages get the names of its submodules.
+        run: what is recorded; it gets the recorder.
+        existing: see ``Recorder``.
+    """
     collects = gc.isenabled()
-    gc.disable()  # or what cycles hold would go at any moment
+    gc.disable()  # or storages in reference cycles would be freed at any moment
     try:
         recorder = Recorder(module, existing)
         with recorder, replaced(nn.Module, "__call__", recorder.named), noting_states(recorder.note_state):

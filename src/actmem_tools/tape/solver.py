@@ -1,6 +1,8 @@
-"""Solve a tape: one structure for all runs, and for each size in it the formula over the letters.
+"""Solve a tape: run a model at several sizes, and find the formula of every size in its events.
 
-Sizes are drawn as primes times what the model asks for, so that no formula fits by accident.
+The runs must have the same events, which differ in their sizes only.  A size is a number of bytes or FLOPs.  A letter
+stands for a size that the model is made with, as s, b or h.  The letters of a run are drawn as primes times what the
+model asks for, so that no formula fits by accident.
 """
 
 from __future__ import annotations
@@ -32,11 +34,14 @@ from actmem_tools.tape.evaluate import (
     with_sizes,
 )
 
-#: Of what a letter is a multiple: a number times other letters.
+#: What each letter is a multiple of: a number times other letters.
 Rules = Mapping[str, tuple[int, tuple[str, ...]]]
 NO_RULES: Rules = {}
+#: Runs the model at these letters, and returns the events.
 Record = Callable[[dict[str, int]], list[Event]]
-#: A letter's own primes; the last are for letters of no known meaning.
+#: One run: its letters, and its events.
+_RecordedRun = tuple[dict[str, int], list[Event]]
+#: The primes that are drawn for a letter of known meaning, and those for any other letter.
 _PRIMES = {
     "s": (5, 7, 11, 13, 17, 19),
     "b": (2, 3, 5, 7),
@@ -49,29 +54,39 @@ _PRIMES = {
     "c": (2, 3, 5, 7),
 }
 _OTHER_PRIMES = (5, 7, 11, 13, 17, 19, 23, 29)
-#: Letters of heads, ranks, experts and the like.
+#: Letters that count things, as heads, ranks or experts: they stay small when other letters are drawn large.
 _COUNTS = "aktcnx"
-#: How large sizes are in the run that checks formulas, the first at which a step needs no more bytes than that.
+#: The run that checks the formulas has letters about as large as the first of these numbers at which a step needs no
+#: more than the bytes that follow.
 _LARGER, _MOST_BYTES = (256, 128, 64, 32), 64 << 20
-#: Of what letters of known meaning are multiples: a number times letters, of which only those that are there count.
+#: What letters of known meaning are multiples of: a number times letters.  Letters that the model doesn't have are left
+#: out.
 _USUAL = {"h": ("2", "a"), "a": ("", "k"), "d": ("2", "")}
-#: How many runs are enough where the formulas are known already, the second where one is at the sizes asked for.
+#: How many runs are enough if another tape has all formulas already: usually, and if one run has the letters asked for.
 _FEW_RUNS, _FEW_AT = 3, 2
+#: How often letters are drawn for a tape at most.  A model with few letters has few different draws, which then repeat.
+_MOST_DRAWS = 100
 #: The most monomials of a formula, and the largest denominator of their coefficients.
 _MOST_TERMS, _LARGEST_DENOMINATOR = 3, 720
 
 
 class NoFormula(ConfigError):
-    """A size, or the order of events, that no formula over the letters gives."""
+    """No formula over the letters gives a size, or the runs don't have the same events."""
 
 
 def parsed_letters(
     text: str, more: str = ""
 ) -> tuple[list[str], dict[str, tuple[int, tuple[str, ...]]], dict[str, int]]:
-    """Letters, what each is a multiple of, and those that are fixed, of a text such as ``s,b,h:2a,a,l=2``.
+    """Read letters and their rules from a text such as ``s,b,h:2a,a,l=2``.
 
-    more: further rules, as ``d:8,s:8``, for those of the letters that are there.  Of a letter all rules hold, and the
-    usual one.
+    Args:
+        text: letters, separated by commas.  ``h:2a`` says that h is a multiple of 2·a, ``l=2`` that l is always 2.
+        more: further rules, as ``d:8,s:8``.  Those of letters that ``text`` doesn't have are ignored.
+
+    Returns: the letters that vary; the rules of each, all those given and the usual one together; and the fixed
+        letters with their values.
+
+    Raises: ConfigError on a text that can't be read, a letter that is there twice, or an unknown letter in a rule.
     """
     letters, given, fixed = [], [], {}
     for part in text.split(","):
@@ -88,9 +103,8 @@ def parsed_letters(
     for letter, number, others in given:
         unknown = [x for x in others if x not in letters]
         if unknown or number.startswith("0"):
-            raise ConfigError(
-                "letters", f"{letter} can't be a multiple of {number}{others}: {', '.join(unknown) or number}"
-            )
+            rule = f"{letter} can't be a multiple of {number}{others}: {', '.join(unknown) or number}"
+            raise ConfigError("letters", rule)
     built_in = [_parsed_rule(part)[:3] for part in more.split(",") if part]
     rules: dict[str, tuple[int, tuple[str, ...]]] = {letter: (1, ()) for letter in letters}
     for letter, number, others in [*given, *built_in, *((letter, *rule) for letter, rule in _USUAL.items())]:
@@ -102,7 +116,8 @@ def parsed_letters(
 
 
 def _parsed_rule(part: str) -> tuple[str, str, str, str]:
-    """Letter, number, letters and fixed size of ``h:2a`` or ``l=2``, each "" where it isn't there."""
+    """Split ``h:2a`` or ``l=2`` into its letter, the rule's number and letters, and the fixed size; "" for any that
+    isn't there."""
     found = re.fullmatch(r"\s*([^\W\d_])\s*(?::(\d*)([^\W\d_]*)|=(\d+))?\s*", part)
     if found is None:
         raise ConfigError("letters", f"must be letters as s, h:8, h:2a or l=2, got {part.strip()!r}")
@@ -118,10 +133,19 @@ def draw_sizes(
     decks: dict | None = None,
     about: int = 0,
 ) -> dict[str, int]:
-    """Sizes that keep the rules, with as few common factors as they allow.
+    """Draw the letters of one run, so that they keep the rules and have as few common factors as those allow.
 
-    fixed: of some letters.  decks: what earlier draws have left of each letter's primes, so that each comes up.  about:
-    where it is given, this large instead, but for what is a number of things, and a 16th of it for b.
+    Args:
+        letters: those that are wanted.
+        rules: what each is a multiple of.
+        rng: draws a prime for each letter.
+        fixed: letters that have these values and aren't drawn.
+        decks: by letter, the primes that earlier draws have left.  It is changed: a prime comes up again only after
+            all others of its letter.
+        about: if not 0, letters are about so large and aren't drawn; b is a 16th of that, and letters that count
+            heads, ranks or experts stay small.
+
+    Returns: the value of each letter.
     """
     decks = {} if decks is None else decks
     sizes: dict[str, int] = dict(fixed)
@@ -146,12 +170,12 @@ class Runs:
     """Which runs a tape is solved from.
 
     Args:
-        letters: of the formulas.
-        rules: of what each letter is a multiple.
-        fixed: sizes that don't vary.
-        may_be_one: letters that are tried as 1 too, which can change the events.
-        number: of runs for each list of events; by default enough to find any powers.
-        at: sizes of one of the runs.
+        letters: the letters of the formulas.
+        rules: what each letter is a multiple of.
+        fixed: letters that have these values in all runs.
+        may_be_one: letters of which runs with the value 1 are tried too, because that can change the events.
+        number: how many runs each list of events is solved from; 0 for as many as formulas of any powers need.
+        at: the letters of one of the runs; by default all are drawn.
     """
 
     letters: Sequence[str]
@@ -162,25 +186,38 @@ class Runs:
     at: Mapping[str, int] = field(default_factory=dict)
 
     def draw(self, rng: random.Random, ones: Sequence[str] = (), decks: dict | None = None) -> dict[str, int]:
-        """Sizes of one run.  ones: letters that are 1.  decks: see ``draw_sizes``."""
+        """Draw the letters of one run.
+
+        Args:
+            rng: draws a prime for each letter.
+            ones: letters that are 1.
+            decks: see ``draw_sizes``.
+        """
         return draw_sizes(self.letters, self.rules, rng, {**self.fixed, **dict.fromkeys(ones, 1)}, decks)
 
 
 def solve(record: Record, runs: Runs, known: list[Formula] | None = None) -> Tape:
-    """The tape of what ``record`` does at given sizes; where letters of 1 change the events, with those as a variant.
+    """Solve the tape of what ``record`` runs.
 
-    record: may set letters that others give.  known: formulas of tapes of the same code, which has run before, to
-    which this one's are added: where each size has exactly one of them, a few runs are enough.  Raises NoFormula, which
-    names the event and shows two sizes.
+    Where a letter of 1, or two of them, change the events, the tape has these as a variant.
+
+    Args:
+        record: runs the model at given letters and returns the events.  It may change letters that others determine.
+        runs: the letters, and which runs are made.
+        known: formulas of other tapes of the same model, which has then run before.  New formulas are added to the
+            list.  If every size of a few runs has exactly one formula among them, no more runs are made.  None for the
+            first tape of a model.
+
+    Raises: NoFormula, which names an event and shows it at two sizes.
     """
     rng, at = random.Random(0), dict(runs.at)
     tape = Tape(tuple(runs.letters), [] if known is None else known, {})
-    few = 0 if known is None else _FEW_AT if at else _FEW_RUNS
+    enough_runs = 0 if known is None else _FEW_AT if at else _FEW_RUNS
     if known is None:  # the first run of a process can hold more: caches fill, modules load
         record(runs.draw(rng))
     ones_at = tuple(sorted(letter for letter, size in at.items() if size == 1))
-    done = [(at, record(at))] if at and not ones_at else []
-    tape.variants[()] = _solved(record, tape, runs, rng, (), few, done)
+    first_runs = [(at, record(at))] if at and not ones_at else []
+    tape.variants[()] = _solve_events(record, tape, runs, rng, (), enough_runs, first_runs)
     for count in range(1, MOST_ONES + 1):
         for ones in combinations(sorted(x for x in runs.letters if x in runs.may_be_one), count):
             sizes = at if at and ones == ones_at else runs.draw(rng, ones)
@@ -188,8 +225,8 @@ def solve(record: Record, runs: Runs, known: list[Formula] | None = None) -> Tap
                 events = record(sizes)
             except ConfigError:  # the model doesn't run there
                 continue
-            if not _same(tape, sizes, events):
-                tape.variants[ones] = _solved(record, tape, runs, rng, ones, few, [(sizes, events)])
+            if not _tape_agrees(tape, sizes, events):
+                tape.variants[ones] = _solve_events(record, tape, runs, rng, ones, enough_runs, [(sizes, events)])
     return tape
 
 
@@ -200,26 +237,42 @@ def solve_rows(
     fixed: Mapping[str, int] = {},
     num_runs: int = 0,
 ) -> dict[str, Formula]:
-    """The formula of the bytes of each term's rows.  count: the rows at given sizes, always as many, in one order.
+    """Find the formulas of rows' bytes.
 
-    fixed, num_runs: see ``Runs``; one run is enough of what depends on no letter.  Raises NoFormula, which names the
-    row and shows two sizes.
+    Args:
+        count: makes the rows at given letters.  It must always make as many rows, with the same terms in one order.
+        letters, rules, fixed: see ``Runs``.
+        num_runs: how many runs are made; 0 for as many as formulas of any powers need.  One run is enough for bytes
+            that depend on no letter.
+
+    Returns: by term, the formula of the sum of all its rows.
+
+    Raises: NoFormula, which names a row and shows it at two sizes.
     """
 
     def made(sizes: dict[str, int]) -> list[Event]:
         return [Make(i, row.bytes, row.term) for i, row in enumerate(count(sizes))]
 
     tape = solve(made, Runs(letters, rules, fixed, may_be_one=(), number=num_runs), known=[])
-    found: dict[str, list[Formula]] = {}
+    by_term: dict[str, list[Formula]] = {}
     for event in tape.variants[()]:
         if isinstance(event, Make):
-            found.setdefault(event.name, []).append(tape.formulas[event.bytes])
-    return {term: added(formulas) for term, formulas in found.items()}
+            by_term.setdefault(event.name, []).append(tape.formulas[event.bytes])
+    return {term: added(formulas) for term, formulas in by_term.items()}
 
 
 def check_larger(tape: Tape, record: Record, rules: Rules = NO_RULES) -> None:
-    """One run at larger sizes: raises NoFormula where it isn't what the tape says, as where a size is rounded up to a
-    multiple."""
+    """Check a solved tape by one run at letters that are larger than those it was solved from.
+
+    It fails if a kernel rounds a size up to a multiple, for example.
+
+    Args:
+        tape: the tape.
+        record: what the tape was solved from.
+        rules: what each letter is a multiple of.
+
+    Raises: NoFormula if the run has other events or sizes than the tape.
+    """
     for about in _LARGER:
         sizes = draw_sizes(tape.letters, rules, random.Random(0), about=about)
         if tape.at(sizes).peak_bytes > _MOST_BYTES:
@@ -233,136 +286,158 @@ def check_larger(tape: Tape, record: Record, rules: Rules = NO_RULES) -> None:
 
 
 def _check_events(tape: Tape, sizes: dict[str, int], events: list[Event]) -> None:
-    for told, ran in zip_longest(tape.events(sizes), events):
-        if told != ran:
-            by = [f"{_event_text(e)} {sizes_of(e) if e else ''}".rstrip() for e in (told, ran)]
+    for expected, ran in zip_longest(tape.events(sizes), events):
+        if expected != ran:
+            by = [f"{_event_text(e)} {sizes_of(e) if e else ''}".rstrip() for e in (expected, ran)]
             rule = f"formulas of smaller runs don't hold at {_text(sizes)}: {by[0]} by formula, {by[1]} in a run"
             raise NoFormula("letters", rule)
 
 
-def _same(tape: Tape, sizes: dict[str, int], events: list[Event]) -> bool:
+def _tape_agrees(tape: Tape, sizes: dict[str, int], events: list[Event]) -> bool:
+    """Whether the tape says at these letters what ran there."""
     try:
         return tape.events(sizes) == events
     except ConfigError:
         return False
 
 
-def _solved(
+def _solve_events(
     record: Record,
     tape: Tape,
     asked: Runs,
     rng: random.Random,
     ones: Sequence[str],
-    few: int,
-    done: Sequence[tuple[dict[str, int], list[Event]]],
+    enough_runs: int,
+    first_runs: Sequence[_RecordedRun],
 ) -> list[Event]:
-    """Events with numbers of formulas, which are added to the tape's.  ones: letters that are 1.  done: first runs."""
-    free = [letter for letter in tape.letters if letter not in (*asked.fixed, *ones)]
-    runs = list(done)
+    """Solve one list of events.
+
+    Args:
+        record: runs the model.
+        tape: gets the formulas that it doesn't have yet.
+        asked: which runs are made.
+        rng: draws their letters.
+        ones: letters that are 1 in these runs.
+        enough_runs: how many runs are enough if the tape has all their formulas already; 0 if that doesn't count.
+        first_runs: runs that are made already.
+
+    Returns: the events, whose sizes are numbers of the tape's formulas.
+    """
+    letters = [letter for letter in tape.letters if letter not in (*asked.fixed, *ones)]
+    runs = list(first_runs)
     drawn = {tuple(sizes.values()) for sizes, _ in runs}
     decks: dict[str, list[int]] = {}
-    most = asked.number or max(12, len(free) + 6)
-    for _ in range(100):  # few letters have fewer different sizes
+    num_runs = asked.number or max(12, len(letters) + 6)
+    for _ in range(_MOST_DRAWS):
         sizes = asked.draw(rng, ones, decks)
-        # A second run with the first one's b leaves its powers open, and later tapes take more runs than two.
-        if tuple(sizes.values()) in drawn or (len(runs) == 1 and sizes.get("b") == runs[0][0].get("b") and "b" in free):
+        # If the first two runs had the same b, its powers would stay open, and later tapes would take more runs.
+        same_b = len(runs) == 1 and "b" in letters and sizes.get("b") == runs[0][0].get("b")
+        if tuple(sizes.values()) in drawn or same_b:
             continue
-        if len(runs) >= most or (few and len(runs) >= few and _all_known(tape, runs, free)):
+        if len(runs) >= num_runs or (0 < enough_runs <= len(runs) and _all_known(tape, runs, letters)):
             break
         drawn.add(tuple(sizes.values()))
         runs.append((sizes, record(sizes)))
         _check_structure(runs[0], runs[-1])
-    fit = _Fit([sizes for sizes, _ in runs], free, asked.rules)
+    fit = _Fit([sizes for sizes, _ in runs], letters, asked.rules)
     numbers = {formula: i for i, formula in enumerate(tape.formulas)}
-    # What other letters of 1 had first: of several formulas that fit, the one that fits there too.
+    # Several formulas can fit these runs.  Prefer one that the tape has: it also fits the variants solved before.
     known = _by_values(tape, runs)
     events = []
-    for same in zip(*(events for _, events in runs)):
+    for event_of_each_run in zip(*(events for _, events in runs)):
         solved = []
-        for given in zip(*map(sizes_of, same)):
-            if given in known:
-                solved.append(known[given][0])
+        for size_in_each_run in zip(*map(sizes_of, event_of_each_run)):
+            if size_in_each_run in known:
+                solved.append(known[size_in_each_run][0])
                 continue
-            formula = fit.formula(given)
-            if formula is None and most < _MOST_TERMS + 2:  # too few runs for that many monomials
-                return _solved(record, tape, replace(asked, number=_MOST_TERMS + 2), rng, ones, few, runs)
+            formula = fit.formula(size_in_each_run)
+            if formula is None and num_runs < _MOST_TERMS + 2:  # too few runs for that many monomials
+                return _solve_events(record, tape, replace(asked, number=_MOST_TERMS + 2), rng, ones, enough_runs, runs)
             if formula is None:
-                what = getattr(same[0], "name", "") or f"{getattr(same[0], 'where', '')}: {getattr(same[0], 'op', '')}"
-                shown = "; ".join(f"{_text(runs[i][0])}: {given[i]:,}" for i in (0, 1))
-                raise NoFormula("letters", f"a size of {what} has no formula in {', '.join(free)}: {shown}")
-            widened = tuple((c, tuple(powers.get(x, 0) for x in tape.letters)) for c, powers in formula)
-            if widened not in numbers:
-                numbers[widened] = len(tape.formulas)
-                tape.formulas.append(widened)
-            solved.append(numbers[widened])
-        events.append(with_sizes(same[0], solved))
+                shown = "; ".join(f"{_text(runs[i][0])}: {size_in_each_run[i]:,}" for i in (0, 1))
+                what = f"a size of {_event_name(event_of_each_run[0])}"
+                raise NoFormula("letters", f"{what} has no formula in {', '.join(letters)}: {shown}")
+            with_all_letters = tuple((c, tuple(powers.get(x, 0) for x in tape.letters)) for c, powers in formula)
+            if with_all_letters not in numbers:
+                numbers[with_all_letters] = len(tape.formulas)
+                tape.formulas.append(with_all_letters)
+            solved.append(numbers[with_all_letters])
+        events.append(with_sizes(event_of_each_run[0], solved))
     return events
 
 
-def _all_known(tape: Tape, runs: list[tuple[dict[str, int], list[Event]]], free: Sequence[str]) -> bool:
-    """Whether each size of these runs has a formula on the tape, and two only where they differ in letters that are
-    fixed.
+def _all_known(tape: Tape, runs: list[_RecordedRun], letters: Sequence[str]) -> bool:
+    """Whether the tape has a formula for each size of these runs, and never two that differ in letters that vary.
 
-    Not where two letters have one ratio in all runs, which a formula that isn't there could have.
+    It is False if two letters have the same ratio in all runs: then an unknown formula could give the same values.
     """
-    if any(len({Fraction(sizes[x], sizes[y]) for sizes, _ in runs}) == 1 for x, y in combinations(free, 2)):
+    if any(len({Fraction(sizes[x], sizes[y]) for sizes, _ in runs}) == 1 for x, y in combinations(letters, 2)):
         return False
-    places, known = [i for i, letter in enumerate(tape.letters) if letter in free], _by_values(tape, runs)
+    places, known = [i for i, letter in enumerate(tape.letters) if letter in letters], _by_values(tape, runs)
 
     def powers_of(number: int) -> frozenset:
         return frozenset(tuple(powers[i] for i in places) for _, powers in tape.formulas[number])
 
-    wanted = {given for same in zip(*(events for _, events in runs)) for given in zip(*map(sizes_of, same))}
-    return all(len({*map(powers_of, known.get(given, ()))}) == 1 for given in wanted)
+    wanted = {sizes for versions in zip(*(events for _, events in runs)) for sizes in zip(*map(sizes_of, versions))}
+    return all(len({*map(powers_of, known.get(sizes, ()))}) == 1 for sizes in wanted)
 
 
-def _by_values(tape: Tape, runs: Sequence[tuple[dict[str, int], list[Event]]]) -> dict[tuple[int, ...], list[int]]:
-    """The numbers of the tape's formulas by what they give in these runs."""
-    found: dict[tuple[int, ...], list[int]] = {}
+def _by_values(tape: Tape, runs: Sequence[_RecordedRun]) -> dict[tuple[int, ...], list[int]]:
+    """The tape's formulas by what they give in these runs: the values, one for each run, and the formulas' numbers."""
+    numbers: dict[tuple[int, ...], list[int]] = {}
     for i, formula in enumerate(tape.formulas):
         with suppress(ConfigError):
-            found.setdefault(tuple(value(formula, list(sizes.values())) for sizes, _ in runs), []).append(i)
-    return found
+            numbers.setdefault(tuple(value(formula, list(sizes.values())) for sizes, _ in runs), []).append(i)
+    return numbers
 
 
 def _text(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{letter}={size}" for letter, size in sizes.items())
 
 
-def _check_structure(*runs: tuple[dict[str, int], list[Event]]) -> None:
+def _check_structure(*runs: _RecordedRun) -> None:
     """Raise NoFormula unless two runs have the same events, whatever their sizes."""
     for i, both in enumerate(zip_longest(*(events for _, events in runs))):
-        if not _is_same(*both):
+        if not _differ_in_sizes_only(*both):
             what = [f"{_text(sizes)}: {_event_text(event)}" for (sizes, _), event in zip(runs, both)]
-            raise NoFormula(
-                "letters", f"what runs depends on the sizes or on values; event {i} at {what[0]}; at {what[1]}"
-            )
+            rule = f"what runs depends on the sizes or on values; event {i} at {what[0]}; at {what[1]}"
+            raise NoFormula("letters", rule)
 
 
-def _is_same(one: Event | None, other: Event | None) -> bool:
-    """Whether two events differ in sizes only."""
-    if type(one) is not type(other) or one is None or other is None:
+def _differ_in_sizes_only(first: Event | None, second: Event | None) -> bool:
+    if type(first) is not type(second) or first is None or second is None:
         return False
-    sizes = sizes_of(one)
-    return len(sizes) == len(sizes_of(other)) and with_sizes(other, sizes) == one
+    sizes = sizes_of(first)
+    return len(sizes) == len(sizes_of(second)) and with_sizes(second, sizes) == first
+
+
+def _event_name(event: Event) -> str:
+    return getattr(event, "name", "") or (f"{event.where}: {event.op}" if isinstance(event, Run) else "")
 
 
 def _event_text(event: Event | None) -> str:
     if event is None:
         return "the end"
-    name = getattr(event, "name", "") or (f"{event.where}: {event.op}" if isinstance(event, Run) else "")
-    return f"{type(event).__name__} {name or getattr(event, 'number', '')}".strip()
+    return f"{type(event).__name__} {_event_name(event) or getattr(event, 'number', '')}".strip()
 
 
-def _powers_up_to(letters: int, highest: int) -> Iterator[tuple[int, ...]]:
-    """Powers of so many letters that add up to ``highest`` at most."""
+def _powers_up_to(num_letters: int, highest: int) -> Iterator[tuple[int, ...]]:
+    """Yield all powers of so many letters whose sum is at most ``highest``."""
     for total in range(highest + 1):
-        for some in combinations_with_replacement(range(letters), total):
-            yield tuple(some.count(i) for i in range(letters))
+        for letters in combinations_with_replacement(range(num_letters), total):
+            yield tuple(letters.count(i) for i in range(num_letters))
 
 
 class _Fit:
-    """Formulas by what they give in all runs."""
+    """Finds the formula that gives a size's values in all runs.
+
+    In here powers are written by letter, as ``{"s": 1, "h": -1}`` for s/h.
+
+    Args:
+        runs: the letters of each run.
+        letters: those that a formula may have.
+        rules: what each letter is a multiple of: a formula may have a letter over one that divides it.
+    """
 
     def __init__(self, runs: list[dict[str, int]], letters: Sequence[str], rules: Rules):
         self._runs, self._letters = runs, list(letters)
@@ -373,11 +448,12 @@ class _Fit:
         self._logs = logs[:, independent]
         self._independent = [letter for letter, own in zip(letters, independent[1:]) if own]
         self._found: dict[tuple[int, ...], list | None] = {}
-        # What may be a common factor: a letter, or a letter over one that divides it.
+        # What can be a common factor of all monomials: a letter, or a letter over one that divides it.
         self._factors = [{x: 1} for x in letters]
         self._factors += [{x: 1, y: -1} for x, (_, others) in rules.items() for y in others if {x, y} <= {*letters}]
 
     def formula(self, sizes: tuple[int, ...]) -> list[tuple[Fraction, dict[str, int]]] | None:
+        """Find the monomials, coefficient and powers, whose sum is ``sizes[i]`` in run i; None if there are none."""
         if sizes not in self._found:
             self._found[sizes] = (self._monomial(sizes) or self._sum(sizes)) if any(sizes) else []
         return self._found[sizes]
@@ -386,76 +462,84 @@ class _Fit:
         return math.prod((Fraction(run[x]) ** e for x, e in powers.items()), start=Fraction(1))
 
     def _monomial(self, sizes):
+        """Find one monomial: its powers by least squares of the logarithms, and its exact coefficient."""
         if min(sizes) <= 0:
             return None
         if len({*sizes}) == 1:  # one run can be enough of what depends on no letter
             return [(Fraction(sizes[0]), {})]
-        logs = np.log(np.array(sizes, float))
-        powers, *_ = np.linalg.lstsq(self._logs, logs, rcond=None)
-        named = {x: e for x, p in zip(self._independent, powers[1:]) if (e := round(float(p)))}
-        coefficients = {Fraction(size) / self._value(named, run) for size, run in zip(sizes, self._runs)}
-        return [(coefficients.pop(), named)] if len(coefficients) == 1 else None
+        powers, *_ = np.linalg.lstsq(self._logs, np.log(np.array(sizes, float)), rcond=None)
+        rounded = {x: e for x, p in zip(self._independent, powers[1:]) if (e := round(float(p)))}
+        coefficients = {Fraction(size) / self._value(rounded, run) for size, run in zip(sizes, self._runs)}
+        return [(coefficients.pop(), rounded)] if len(coefficients) == 1 else None
 
     def _sum(self, sizes):
-        """Two or three monomials, after letters that divide every size, but for halves, are divided out.
+        """Find a sum of two or three monomials.
 
-        Small letters can divide all sizes by accident, so one or two are then put back.
+        First every factor that divides all sizes, but for halves, quarters and eighths, is divided out, up to twice: it
+        is taken for a factor of all monomials.  A small letter can divide all sizes by accident, so the search is
+        repeated with some letters multiplied in again.
         """
-        left, common = [Fraction(size) for size in sizes], dict.fromkeys(self._letters, 0)
+        quotients, common = [Fraction(size) for size in sizes], dict.fromkeys(self._letters, 0)
         for factor in (factor for factor in self._factors for _ in range(2)):
-            divided = [size / self._value(factor, run) for size, run in zip(left, self._runs)]
+            divided = [size / self._value(factor, run) for size, run in zip(quotients, self._runs)]
             if all(x.denominator in (1, 2, 4, 8) for x in divided):
-                left = divided
+                quotients = divided
                 for x, e in factor.items():
                     common[x] += e
-        out = [x for x in self._letters if common[x] > 0]
-        for some, candidates, most in self._attempts(out):
-            again = dict.fromkeys(some, 1)
-            more = [size * self._value(again, run) for size, run in zip(left, self._runs)]
-            for found in self._sums_of(more, candidates, most):
-                return self._with(found, {x: e - again.get(x, 0) for x, e in common.items()})
+        for restored, candidates, most_terms in self._attempts([x for x in self._letters if common[x] > 0]):
+            factor = dict.fromkeys(restored, 1)
+            targets = [size * self._value(factor, run) for size, run in zip(quotients, self._runs)]
+            for monomials in self._sums_of(targets, candidates, most_terms):
+                return self._times(monomials, {x: e - factor.get(x, 0) for x, e in common.items()})
         return None
 
-    def _attempts(self, out: list[str]) -> Iterator[tuple[tuple[str, ...], list[dict[str, int]], int]]:
-        """Which letters are put back, the powers to try, and how many monomials, the most likely first."""
+    def _attempts(self, divided_out: list[str]) -> Iterator[tuple[tuple[str, ...], list[dict[str, int]], int]]:
+        """Yield what to try, the most likely first.
+
+        Yields: the letters that are multiplied in again, the powers that a monomial may have, and the most monomials.
+        """
         simple = [{}, *self._factors]
-        yield from ((some, simple, _MOST_TERMS) for n in range(3) for some in combinations(out, n))
-        yield from ((some, self._candidates(3), 2) for some in ((), *((letter,) for letter in out)))
+        yield from ((restored, simple, _MOST_TERMS) for n in range(3) for restored in combinations(divided_out, n))
+        yield from ((restored, self._candidates(3), 2) for restored in ((), *((letter,) for letter in divided_out)))
         yield (), self._candidates(2), _MOST_TERMS
 
-    def _with(self, found, common: Mapping[str, int]):
-        terms = [(c, {x: e for x in self._letters if (e := common[x] + powers.get(x, 0))}) for c, powers in found]
+    def _times(self, monomials, common: Mapping[str, int]):
+        """Multiply monomials by the powers in ``common``, and sort them."""
+        terms = [(c, {x: e for x in self._letters if (e := common[x] + powers.get(x, 0))}) for c, powers in monomials]
         return sorted(terms, key=lambda term: sorted(term[1].items()), reverse=True)
 
     def _candidates(self, highest: int) -> list[dict[str, int]]:
+        """List powers that add up to at most ``highest``, also with a ratio of two letters in place of one."""
         small = [dict(zip(self._letters, p)) for p in _powers_up_to(len(self._letters), highest)]
-        found = {tuple(sorted((x, e) for x, e in p.items() if e)) for p in small}
+        candidates = {tuple(sorted((x, e) for x, e in p.items() if e)) for p in small}
         for ratio in self._factors[len(self._letters) :]:
             for p in small:
                 if sum(p.values()) < highest:
-                    found.add(tuple(sorted((x, e) for x in self._letters if (e := p[x] + ratio.get(x, 0)))))
-        return [dict(powers) for powers in sorted(found)]
+                    candidates.add(tuple(sorted((x, e) for x in self._letters if (e := p[x] + ratio.get(x, 0)))))
+        return [dict(powers) for powers in sorted(candidates)]
 
     def _sums_of(
-        self, left: list[Fraction], candidates: list[dict[str, int]], most: int
+        self, targets: list[Fraction], candidates: list[dict[str, int]], most_terms: int
     ) -> Iterator[list[tuple[Fraction, dict[str, int]]]]:
-        target = np.array([float(x) for x in left])
+        """Yield the sums of 2 to ``most_terms`` monomials, of powers in ``candidates``, that are the target in each
+        run: found by least squares, and checked exactly."""
+        target = np.array([float(x) for x in targets])
         columns = np.array([[float(self._value(p, run)) for p in candidates] for run in self._runs])
         scale = np.abs(columns).max(axis=0)
         unit = columns / scale
-        # As many monomials as runs would give anything, and one fewer at times does by accident.
-        for terms in range(2, min(most, len(candidates), len(self._runs) - 2) + 1):
-            chosen = np.array(list(combinations(range(len(candidates)), terms)))
-            for part in np.array_split(chosen, max(1, len(chosen) // 20_000)):
-                some = unit[:, part].transpose(1, 0, 2)  # [sets, runs, terms]
-                weights = np.linalg.pinv(some) @ target
-                errors = np.abs((some @ weights[..., None])[..., 0] - target).max(axis=1)
+        # As many monomials as runs would fit any sizes, and one fewer fits some sizes by accident.
+        for terms in range(2, min(most_terms, len(candidates), len(self._runs) - 2) + 1):
+            sets = np.array(list(combinations(range(len(candidates)), terms)))
+            for part in np.array_split(sets, max(1, len(sets) // 20_000)):
+                matrices = unit[:, part].transpose(1, 0, 2)  # [sets, runs, terms]
+                weights = np.linalg.pinv(matrices) @ target
+                errors = np.abs((matrices @ weights[..., None])[..., 0] - target).max(axis=1)
                 for i in np.flatnonzero(errors < 1e-7 * np.abs(target).max()):
                     exact = [
                         (Fraction(float(w / scale[j])).limit_denominator(_LARGEST_DENOMINATOR), candidates[j])
                         for w, j in zip(weights[i], part[i])
                     ]
                     if all(c for c, _ in exact) and all(
-                        sum(c * self._value(p, run) for c, p in exact) == x for x, run in zip(left, self._runs)
+                        sum(c * self._value(p, run) for c, p in exact) == x for x, run in zip(targets, self._runs)
                     ):
                         yield exact

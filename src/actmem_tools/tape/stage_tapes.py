@@ -1,9 +1,12 @@
-"""The peak of a pipeline stage's backward, from two stored tapes: one layer, and the model's ends around a hole.
+"""The peak of a pipeline stage's backward pass, from two stored tapes: of one layer, and of a model without layers.
 
-Backward begins with the end, runs the layers from the last to the first, and ends with the embedding.  While the
-last layer runs, those before it still have all that they kept, and when the embedding runs, none has anything.  So the
-fullest moment is one before the hole, one of a single layer, or one after the hole, less what all layers have freed.
-``tests.tape.stages`` records the tapes (``make tapes``); of what runs they have the FLOPs of each pass as one event.
+Backward begins with the loss, runs the layers from the last to the first, and ends with the embedding.  A model without
+layers runs the same but for a gap between loss and embedding, which is called the hole here: the layers would run
+there.  While the last layer runs, the layers before it still hold all that they saved; when the embedding runs, no
+layer holds anything.  So a stage holds most at a moment before the hole, at a moment of its last layer, or at a moment
+after the hole, when all that its layers saved is freed.
+
+``tests.tape.stages`` records the tapes (``make tapes``).  They have the FLOPs of each pass as one event.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from actmem.config import ConfigError
 from actmem.rows import Row, by_term, merge
 from actmem_tools.tape.evaluate import BACKWARD, Event, Make, Mark, Run, Tape, alive_after, moments, unpacked, used_in
 
-#: The mark where the gradient of the layers' output is there: the first thing made after it in a layer's tape.
+#: The mark where the layers would run.  In a layer's tape the first storage made after it is its output's gradient.
 LAYERS = "layers"
 FILE = Path(__file__).with_name("stage_tapes.json")
 _GIVEN = "gradient of the stage's output"
@@ -27,10 +30,14 @@ _GIVEN = "gradient of the stage's output"
 
 @dataclass(frozen=True)
 class StageMoment:
-    """A moment of backward, after event ``place`` of ``events``, whose sizes are numbers of ``values``.
+    """A moment of backward.
 
-    bytes: alive beyond what was kept.  stays: of that, a gradient made elsewhere.  The planner needs only the bytes of
-    most moments, so ``made`` is read off the events when asked for.
+    Attributes:
+        bytes: how many more bytes are alive than when forward ended.
+        place: the moment is after ``events[place]``.
+        stays: of ``bytes``, those of a gradient that another part of the model made and holds.
+        events: the tape's events.
+        values: the value of each formula by its number, which the events' sizes are.
     """
 
     bytes: int
@@ -41,7 +48,10 @@ class StageMoment:
 
     @property
     def made(self) -> dict[str, int]:
-        """What backward has made and not freed by then, in bytes by name."""
+        """The storages that backward has made and not freed by then: bytes by name.
+
+        They are read off the events only when they are asked for: of most moments the planner needs only ``bytes``.
+        """
         rows = []
         if self.events:
             kept = alive_after(self.events, self.events.index(Mark(BACKWARD)))
@@ -52,14 +62,20 @@ class StageMoment:
 
 @dataclass(frozen=True)
 class StagePart:
-    """A layer, or embedding and loss, at some sizes.
+    """What the tape of a layer, or of embedding and loss, says at some sizes.
 
-    The hole is where the layers would run.  A layer has all its backward after the hole, embedding and loss around it.
+    The hole is where the layers would run.  All of a layer's backward is after the hole; the loss's backward is before
+    it and the embedding's after it.
 
-    kept_bytes: alive when forward ends.
-    before, after: the peak of backward on each side of the hole.
-    at: the moment backward reaches the hole.
-    held: as after, while the caller still holds the gradient that came through the hole, of ``gradient_bytes``.
+    Attributes:
+        kept_bytes: bytes alive when forward ends.
+        before: the moment of backward before the hole at which most is alive.
+        at: the moment at which backward reaches the hole.
+        after: the moment of backward after the hole at which most is alive.
+        held: the same if the caller holds the gradient that came through the hole until backward ends.
+        gradient_bytes: the size of that gradient.
+        forward_flops: FLOPs of the forward pass.
+        backward_flops: FLOPs of the backward pass, with recomputation.
     """
 
     kept_bytes: int
@@ -73,7 +89,12 @@ class StagePart:
 
 
 def stage_part_of(events: Sequence[Event], values: Mapping[int, int]) -> StagePart:
-    """What the events of a part add up to.  values: of each number that is a size in them."""
+    """Read a tape's events as a part of a stage.
+
+    Args:
+        events: the events, whose sizes are numbers of formulas.
+        values: the value of each formula by its number.
+    """
     kept = gradient = 0
     through = -1  # the number of the gradient that comes through the hole
     phase, flops = "forward", {"forward": 0, "backward": 0}
@@ -107,9 +128,12 @@ def stage_part_of(events: Sequence[Event], values: Mapping[int, int]) -> StagePa
 
 @dataclass(frozen=True)
 class Transient:
-    """What a stage's backward has made at a moment, less what it has freed by then, in ``bytes``.
+    """What a stage's backward adds to the memory at a moment.
 
-    moments: of the stage's parts.  elsewhere: what is made beside them, by name.
+    Attributes:
+        bytes: what it has made and not freed by then, less what it has freed of what forward saved.
+        moments: the moments of the stage's parts (a layer, the ends) that this moment is made of.
+        elsewhere: further storages that are alive then, which no part made: bytes by name.
     """
 
     bytes: int
@@ -118,7 +142,7 @@ class Transient:
 
     @property
     def rows(self) -> list[Row]:
-        """The bytes line by line."""
+        """The bytes by name, with what backward has freed as a negative row."""
         named = [*(item for part in self.moments for item in part.made.items()), *self.elsewhere.items()]
         rows = merge(Row(name, each, source="made in backward") for name, each in named if each)
         gone = self.bytes - sum(row.bytes for row in rows)
@@ -126,35 +150,46 @@ class Transient:
 
 
 def transient(layer: StagePart, ends: StagePart | None, first: bool, last: bool, layers: int) -> Transient:
-    """A stage's backward at its fullest moment.
+    """Find the moment at which a stage's backward adds most to the memory.
 
-    ends: those that the stage has, of ``first`` and ``last``; None in the middle.
-    layers: of the stage, or of the chunk whose backward comes next.
+    Args:
+        layer: one of the stage's layers.
+        ends: what the stage has of embedding and loss; None if it has neither.
+        first: whether it has the embedding.
+        last: whether it has the loss.
+        layers: how many layers the stage has, or with several chunks the one whose backward is next.
     """
-    own = layer.after if last else layer.held
+    in_layer = layer.after if last else layer.held
     if ends is None or not last:
-        found = [Transient(own.bytes, (own,))]
+        candidates = [Transient(in_layer.bytes, (in_layer,))]
     else:
-        # The gradient that leaves the end is the one that enters the layer.
-        both = own.bytes + ends.at.bytes - layer.gradient_bytes
-        found = [Transient(ends.before.bytes, (ends.before,)), Transient(both, (own, ends.at))]
+        # The gradient that leaves the loss is the one that enters the layer: it counts once.
+        both = in_layer.bytes + ends.at.bytes - layer.gradient_bytes
+        candidates = [Transient(ends.before.bytes, (ends.before,)), Transient(both, (in_layer, ends.at))]
     if ends is not None and first:
         given = 0 if last else layer.gradient_bytes
         size = ends.after.bytes + given - layers * layer.kept_bytes
-        found.append(Transient(size, (ends.after,), {_GIVEN: given}))
-    return max(found, key=lambda moment: moment.bytes)
+        candidates.append(Transient(size, (ends.after,), {_GIVEN: given}))
+    return max(candidates, key=lambda candidate: candidate.bytes)
 
 
 @cache
 def families() -> dict[str, dict]:
-    """The stored tapes as the file has them (``evaluate.packed``), by the kind of model."""
-    # A page has them in an archive.
+    """Load the stored tapes, as ``evaluate.packed`` wrote them, by the kind of model: "gpt", "llama" and others."""
+    # Not read by its path: in a browser the package is an archive.
     return json.loads(resources.files("actmem_tools.tape").joinpath(FILE.name).read_text(encoding="utf-8"))
 
 
 @cache
 def stored_tape(family: str, name: str) -> Tape:
-    """The tape of that name.  Raises ConfigError if there is none."""
+    """Return a stored tape.
+
+    Args:
+        family: the kind of model, a key of ``families()``.
+        name: the part, and how ranks share it, as ``PlannedModel.part`` names it.
+
+    Raises: ConfigError if there is no such tape.
+    """
     if name not in families()[family]["tapes"]:
         raise ConfigError("tape", f"there is none for {name}")
     return unpacked(families()[family], name)
@@ -162,7 +197,13 @@ def stored_tape(family: str, name: str) -> Tape:
 
 @lru_cache(maxsize=2**14)
 def stage_part(family: str, name: str, sizes: tuple[int, ...]) -> StagePart:
-    """A part at these sizes, in the order of the family's letters."""
+    """Read a stored tape at some sizes.
+
+    Args:
+        family: see ``stored_tape``.
+        name: see ``stored_tape``.
+        sizes: the values of the tape's letters, in their order.
+    """
     tape = stored_tape(family, name)
     at = dict(zip(tape.letters, sizes))
     events = tape.variants[tape.ones(at)]

@@ -1,4 +1,4 @@
-"""``actmem tape``: solve the tape of a model from tiny runs, or read one at any sizes, without torch."""
+"""``actmem tape``: solve the tape of a model from tiny runs; or read a tape at any sizes, which needs no torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ To solve: actmem tape my_model.py:factory --letters s,b,h,a,f,v --out FILE
   is always 2.
 To read: actmem tape FILE --at s=200,b=3,h=64,a=4,f=256,v=1000 --json OUT
   kept_bytes: alive when forward ends. peak_bytes: the most alive after any operation of backward. Neither counts
-  weights, their gradients (each new one counts until it is added to the one that waits), buffers or inputs.
+  weights, buffers, inputs or gradients of earlier microbatches; a new gradient counts until it is added to those.
 """
 
 
@@ -37,7 +37,7 @@ def _parser() -> Parser:
 
 
 def main(argv: list[str]) -> int:
-    """Run the command; 2 and one line on bad input."""
+    """Run ``actmem tape``.  Returns the exit code: 2, after one line on standard error, on bad input."""
     return _parser().run(argv, lambda options: _read(options) if options.letters is None else _solve(options))
 
 
@@ -46,7 +46,7 @@ def _solve(options: argparse.Namespace) -> int:
         raise ConfigError("letters", "solve first, then read the file with --at")
     if not options.out:
         raise ConfigError("out", "give a file for the tape")
-    Path(options.out).open("a", encoding="utf-8").close()  # now, rather than after all runs
+    Path(options.out).open("a", encoding="utf-8").close()  # fail now if it can't be written, not after all runs
     from actmem_tools.tape.model_tape import model_tape  # needs torch
     from actmem_tools.tape.solver import parsed_letters
 
@@ -54,7 +54,7 @@ def _solve(options: argparse.Namespace) -> int:
 
     tape = model_tape(options.target, letters, rules, fixed, options.dtype)
     write(options.out, tape.to_json() + "\n")
-    ones = "".join(f"; of its own where {' and '.join(some)} = 1" for some in tape.variants if some)
+    ones = "".join(f"; other events where {' and '.join(letters)} = 1" for letters in tape.variants if letters)
     events, formulas = len(tape.variants[()]), len(tape.formulas)
     print(f"{options.out}: {events} events, {formulas} formulas in {', '.join(letters)}{ones}")
     print(f"forward keeps {formula_text(tape.kept_formula(), tape.letters)} bytes")
@@ -81,7 +81,15 @@ def _read(options: argparse.Namespace) -> int:
 
 
 def reading_as_object(sizes: dict[str, int], reading: Reading) -> dict:
-    """A reading as plain values, for JSON."""
+    """Write a reading in plain values, for JSON.
+
+    Args:
+        sizes: what the tape was read at.
+        reading: what it said.
+
+    Returns: the sizes; ``kept_bytes`` and ``peak_bytes``; ``kept`` and ``peak``, bytes by storage's name; and
+        ``matmul_flops`` and ``moved_bytes``, each by pass: "forward" and "backward".
+    """
     return {
         "sizes": sizes,
         "kept_bytes": reading.kept_bytes,

@@ -1,4 +1,4 @@
-"""Lab 10: on what each answer is judged."""
+"""Lab 10: the cases on which its exercises are judged."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def frozen_linear(r: CaseRun) -> None:
         return r["frozen_linear"](y, codes, scale.to(y.dtype))
 
     across = r.each(_B, _S, _O).transpose(0, 1)  # not contiguous, as what a transposition gives
-    r.passes(own, {"x": x}, upstream=across)
+    r.observe(own, {"x": x}, upstream=across)
     half, half_scale = x.bfloat16(), scale.bfloat16()
-    r.passes(own, {"x": half}, kind=HalfTensor, prefix="for a bfloat16 x, ", advice=_IN_16_BITS)
+    r.observe(own, {"x": half}, kind=HalfTensor, prefix="for a bfloat16 x, ", advice=_IN_16_BITS)
     fresh = codes.clone()  # of which no earlier call has made anything
     again = "keep neither x nor the weight: make codes * scale again in backward, in a torch.autograd.Function"
     r.saves(lambda y: r["frozen_linear"](y, fresh, half_scale), half, repair=again, others=[fresh, half_scale])
@@ -49,8 +49,8 @@ def lora_linear(r: CaseRun) -> None:
         return r["lora_linear"](y, weight.to(y.dtype), a, b, alpha)
 
     before = weight._version
-    r.passes(own, {"x": x, "a": a, "b": b})
-    r.passes(own, {"x": x, "a": a, "b": b}, prefix=_FROZEN, frozen=("x",))
+    r.observe(own, {"x": x, "a": a, "b": b})
+    r.observe(own, {"x": x, "a": a, "b": b}, prefix=_FROZEN, frozen=("x",))
     r.see_value("the number of writes to weight", weight._version - before, cause="it is given, and others read it")
     half, half_weight, low = x.bfloat16(), weight.bfloat16(), "F.linear(x, a) in 16 bits"
     given = {"x": half, "a": a.float(), "b": b.float()}
@@ -68,7 +68,7 @@ def lora_linear(r: CaseRun) -> None:
     enough = "one for the result, one for x's gradient; weight itself gets none"
     words = "forward and backward run {found} matmuls with weight where {enough} are enough"
     r.see_cost(words, matmuls, enough)
-    r.passes(of_half, given, kind=HalfTensor, prefix="for a bfloat16 x, ", advice=_IN_16_BITS)
+    r.observe(of_half, given, kind=HalfTensor, prefix="for a bfloat16 x, ", advice=_IN_16_BITS)
     alone = f"save x and {low}, and nothing that is made of weight"
     r.saves(of_half, *given.values(), what=f"x and {low}", repair=alone, others=[half_weight], itself=True)
 
@@ -83,9 +83,9 @@ def tiled_mlp(r: CaseRun) -> None:
     copies = "take its gradients for detached copies, torch.autograd.grad, and add them up"
     into = Fault("backward of a tile goes on into up and down", copies)
     given = {"x": x, "up": up, "down": down}
-    r.passes(own, given, twice=into)
-    r.passes(own, given, prefix=_FROZEN, frozen=("x",))
-    r.passes(lambda *given: r["tiled_mlp"](*given, 2 * s), given, prefix="with one tile for all, ")
+    r.observe(own, given, fault_if_reached_twice=into)
+    r.observe(own, given, prefix=_FROZEN, frozen=("x",))
+    r.observe(lambda *given: r["tiled_mlp"](*given, 2 * s), given, prefix="with one tile for all, ")
     r.saves(own, *(tensor.bfloat16() for tensor in given.values()), what="x", itself=True)
     with FlopCounterMode(display=False) as flops:
         made = r.makes(own, given)

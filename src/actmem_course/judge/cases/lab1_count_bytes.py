@@ -1,4 +1,4 @@
-"""Lab 1: for which sizes numbers are compared; ours agree with measurement."""
+"""Lab 1: the cases on which its exercises are judged.  Tests compare our answers with measurement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lab 2: on what each answer is judged."""
+"""Lab 2: the cases on which its exercises are judged."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def column_parallel_linear(r: CaseRun) -> None:
         "Every rank has other features, so there is nothing to add up",
     )
     given = {"x": r.same(4, 3, 6), "weight": r.each(8, 6), "bias": r.each(8)}
-    r.passes(r["column_parallel_linear"], given, r.group, advice={"": own, "x": _F_BACKWARD})
+    r.observe(r["column_parallel_linear"], given, r.group, advice={"": own, "x": _F_BACKWARD})
     r.saves(lambda x, w, c: r["column_parallel_linear"](x, w, c, r.group), *given.values(), what="x")
 
 
 def row_parallel_linear(r: CaseRun) -> None:
     given = {"x": r.each(4, 3, 5), "weight": r.each(6, 5), "bias": r.same(6)}
-    r.passes(r["row_parallel_linear"], given, r.group, upstream=r.same(4, 3, 6))
+    r.observe(r["row_parallel_linear"], given, r.group, upstream=r.same(4, 3, 6))
     r.saves(lambda x, w, c: r["row_parallel_linear"](x, w, c, r.group), *given.values(), what="x")
 
 
@@ -99,7 +99,7 @@ def _heads_of(part: Tensor, whole: Tensor, heads: int) -> list[str]:
 def mlp(r: CaseRun) -> None:
     given = {"x": r.same(4, 3, 4), "up_weight": r.each(16, 4), "up_bias": r.each(16)}
     given |= {"down_weight": r.each(4, 16), "down_bias": r.same(4)}
-    r.passes(r["mlp"], given, r.group, upstream=r.same(4, 3, 4))
+    r.observe(r["mlp"], given, r.group, upstream=r.same(4, 3, 4))
 
 
 def attention(r: CaseRun) -> None:
@@ -110,7 +110,7 @@ def attention(r: CaseRun) -> None:
         h = 4 * a
         given = {"x": r.same(5, 3, h), "qkv_weight": r.each(3 * part, h), "qkv_bias": r.each(3 * part)}
         given |= {"projection_weight": r.each(h, part), "projection_bias": r.same(h)}
-        r.passes(r["attention"], given, a, r.group, upstream=r.same(5, 3, h), prefix=prefix)
+        r.observe(r["attention"], given, a, r.group, upstream=r.same(5, 3, h), prefix=prefix)
 
 
 _OVERFLOWS = mend("subtract the largest logit of all ranks before exp", "exp of a logit above 709 is infinite")
@@ -128,7 +128,7 @@ def vocab_parallel_cross_entropy(r: CaseRun) -> None:
     sends = Cost("", 3 * r.t * upstream.nbytes, few, "the logits themselves are sent")
     # exp overflows unless the largest of all ranks is subtracted first.
     for scale, prefix in ((1, ""), (300, "for logits of a thousand and more, ")):
-        r.passes(
+        r.observe(
             lambda x: r["vocab_parallel_cross_entropy"](x, targets, r.group),
             {"logits": scale * logits},
             upstream=upstream,

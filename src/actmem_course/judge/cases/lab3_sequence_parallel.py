@@ -1,4 +1,4 @@
-"""Lab 3: on what each answer is judged."""
+"""Lab 3: the cases on which its exercises are judged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from actmem_course.judge.solutions.lab3_sequence_parallel import gathering_linea
 from actmem_course.judge.verdict import Wrong, mend, refuse
 from actmem_course.reference_layer import LayerWeights, random_weights
 
-#: Parameters that meet s/t tokens on each rank, so that each rank finds a part of their gradient.
+#: Parameters that each rank uses for its s/t tokens only, so that it computes a part of their gradient.
 PARTIAL = ("norm1_weight", "norm1_bias", "projection_bias", "norm2_weight", "norm2_bias", "down_bias")
 
 
@@ -46,7 +46,7 @@ def g_bar(r: CaseRun) -> None:
 
 
 def gathering_linear(r: CaseRun) -> None:
-    # Whoever gathers again has already found what 3.5 is after.
+    # Backward may gather again already here, which only 3.5 asks for.
     _linear(r, r["gathering_linear"], r.t, gathers_again=True)
 
 
@@ -61,12 +61,15 @@ def shard_keeping_linear(r: CaseRun) -> None:
 def _linear(r: CaseRun, function, tokens: int = 2, gathers_again: bool = False) -> list[Tensor]:
     given = {"x": r.each(tokens, 3, 6), "weight": r.each(5, 6), "bias": r.each(5)}
     again = [Collective("all-gather", r.t * given["x"].nbytes)] if gathers_again else []
-    r.passes(function, given, r.group, again=again)
+    r.observe(function, given, r.group, allowed_extra=again)
     return list(given.values())
 
 
 class Scaling:
-    """In place of dropouts: a factor for each call, none of them 1/t, which a sum over the ranks could make up for."""
+    """Stands in for dropouts: each call multiplies by a factor.
+
+    No factor is 1/t, because a sum over the ranks too many would then go unnoticed.
+    """
 
     def __init__(self) -> None:
         #: How often block was called, and the tokens that it was given last.
@@ -106,7 +109,7 @@ def layer(r: CaseRun) -> None:
 
     own = _drawn(4 * heads, heads, 30, r.device).part(r.rank, r.t).named()
     advice = {"": "end each block with g_bar, which keeps this rank's tokens"}
-    r.passes(function, {"x": r.shard(s, 2, 4 * heads), **own}, summed=PARTIAL, advice=advice)
+    r.observe(function, {"x": r.shard(s, 2, 4 * heads), **own}, summed=PARTIAL, advice=advice)
     often = ("never called", "called once")[len(calls)] if len(calls) < 2 else f"called {len(calls)} times"
     use = "use it for QKV and for h → 4h, so that the lab can replace it"
     r.see_cost(f"linear is {often}", abs(len(calls) - 2), use, name="calls of linear")
@@ -114,7 +117,7 @@ def layer(r: CaseRun) -> None:
 
 @cache
 def _drawn(hidden_size: int, heads: int, seed: int, device: str) -> LayerWeights:
-    """Drawn once: hundreds of edits run on copies of its parts, and the draw takes a quarter of such a run."""
+    """Draw weights, once: hundreds of edits run on copies of them, and drawing takes a quarter of such a run."""
     return random_weights(hidden_size, heads, seed=seed, device=device)
 
 
@@ -131,9 +134,8 @@ def sum_partial_gradients(r: CaseRun) -> None:
         raise Wrong(f"the parameters themselves are changed ({', '.join(changed)})", "change only their .grad")
     for name, x in w.named().items():
         r.see_tensor(f"{name}.grad", x.grad, _REPLICATED if name in PARTIAL else _SHARDED, parts=3 * before[name])
-    # On the wire a ring sends (t − 1)/t of a tensor, for an all-reduce twice.  To gather all parts and add them up
-    # is as
-    # cheap with two ranks and dearer with more, but a right way to the numbers.
+    # A ring sends (t − 1)/t of a tensor, for an all-reduce twice.  To gather all parts and add them up is right too: it
+    # sends as much with two ranks, and more with more.
     sent = sum(c.payload_bytes * (2 if c.kind == "all-reduce" else 1) for c in seen.collectives)
     enough = 2 * sum(before[name].nbytes for name in PARTIAL)
     words = "each rank sends {found:,} B where {enough:,} B are enough"
@@ -184,7 +186,13 @@ def dropout_generators(r: CaseRun) -> None:
 
 
 def _faults_of_draws(when: str, everyone: list[dict[str, list[float]]], parallel: bool) -> Iterator[tuple]:
-    """What is wrong with the draws of all ranks, by name; the gravest first."""
+    """Yield what can be wrong with the ranks' draws, the gravest first, as ``refuse`` takes it.
+
+    Args:
+        when: words that say with which arguments it was.
+        everyone: for each rank of the group, its draws by generator and seed.
+        parallel: whether it was with sequence parallelism.
+    """
     of_seed = "make each generator's seed from seed, on rank 0 too, where a product with the rank is 0"
     for name in ("core", "block"):
         again = any(own[name] != own[f"{name} the second time"] for own in everyone)

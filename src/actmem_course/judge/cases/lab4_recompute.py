@@ -1,4 +1,4 @@
-"""Lab 4: on what each answer is judged."""
+"""Lab 4: the cases on which its exercises are judged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from actmem_course.reference_layer import Dropouts, LayerWeights, random_weights
 
 _P = 0.17  # no rate that one would write oneself
 _SHAPE = ModelShape(seq_length=16, micro_batch_size=2, hidden_size=24, num_attention_heads=4)
-#: What a learner hands to checkpoint.
+#: What a right answer gives to checkpoint, by exercise.
 _ARGUMENTS = {
     "selective_layer": "lambda q, k, v: core_attention(q, k, v, dropout)",
     "full_layer": "lambda y: layer(y, w, dropouts)",
@@ -31,7 +31,7 @@ _OF_ITS_OWN = mend(
 
 def checkpoint(r: CaseRun) -> None:
     factors = {factor: r.each(3, 4, 5) for factor in "xyz"}
-    r.passes(lambda *inputs: r["checkpoint"](lambda x, y, z: x * y * z, *inputs), factors, prefix="with x · y · z, ")
+    r.observe(lambda *inputs: r["checkpoint"](lambda x, y, z: x * y * z, *inputs), factors, prefix="with x · y · z, ")
 
     given = {"the first input": r.each(16, 4, 64), "the second input": r.each(16, 4, 1)}
     weights, mask = {"a parameter": r.each(256, 64), "another parameter": r.each(64, 256)}, r.each(16, 4, 256) > 0
@@ -50,7 +50,7 @@ def checkpoint(r: CaseRun) -> None:
         in_forward = runs
         return result
 
-    r.passes(function, given | weights)
+    r.observe(function, given | weights)
     r.see_cost("forward runs function {found} times", in_forward, "once is enough")
     if runs == in_forward:
         again = "run function again in backward, from the inputs"
@@ -86,7 +86,7 @@ def checkpoint_of_dropout(r: CaseRun) -> None:
             "the second run does not draw the random numbers of the first",
         ),
     }
-    r.passes(draws_afterwards, {"x": x}, prefix="with dropout, ", advice=advice)
+    r.observe(draws_afterwards, {"x": x}, prefix="with dropout, ", advice=advice)
     after = "restore the state from before the second run"
     r.see_tensor("what is drawn after backward", torch.rand(8, device=r.device).double(), after)
     if runs < 2:
@@ -98,12 +98,12 @@ def checkpoint_of_dropout(r: CaseRun) -> None:
     def second(y: Tensor) -> Tensor:
         return F.dropout(torch.tanh(F.linear(y, down)), 0.25)
 
-    # In a chain backward comes to the last region first; from two results, in the order in which one asks.
+    # In a chain backward reaches the last region first; from two results it reaches them in the order of the calls.
     for after_first, words in ((second, "in a row"), (first, "of the same function")):
         seed_and_draw(r.device)
         prefix = f"with two regions {words}, "
         chain = partial(lambda then, y: r["checkpoint"](then, r["checkpoint"](first, y) * 1), after_first)
-        r.passes(chain, {"x": x}, prefix=prefix, advice={"x": _OF_ITS_OWN})
+        r.observe(chain, {"x": x}, prefix=prefix, advice={"x": _OF_ITS_OWN})
     seed_and_draw(r.device)
     leaf = x.clone().requires_grad_()
     for result in [r["checkpoint"](first, leaf * 1), r["checkpoint"](second, leaf * 2)]:
@@ -113,9 +113,9 @@ def checkpoint_of_dropout(r: CaseRun) -> None:
 
 
 def seed_and_draw(device: str) -> None:
-    """Seed the generators, and go on from there: what came before a region draws as well.
+    """Seed torch's generators and draw once, as what comes before a region does.
 
-    Right after the seed its state is the seed's own, and a second run that starts from the seed would look right.
+    Without the draw a second run that begins with the seed would have the right numbers by accident.
     """
     torch.manual_seed(77)
     torch.rand(7, device=device)
@@ -133,7 +133,14 @@ def full_layer(r: CaseRun) -> None:
 
 
 def _see_layer(r: CaseRun, name: str, again: Fault, **saves: Any) -> None:
-    """Result, gradients, bytes and FLOPs.  again: what to say where too much runs again."""
+    """Note a layer function's result, gradients, saved bytes and FLOPs.
+
+    Args:
+        r: the run of the case.
+        name: the function.
+        again: what to tell a learner if too much is recomputed.
+        saves: further arguments of ``CaseRun.saves``.
+    """
     x = r.each(_SHAPE.seq_length, _SHAPE.micro_batch_size, _SHAPE.hidden_size)
     named = random_weights(_SHAPE.hidden_size, _SHAPE.num_attention_heads, seed=5, device=r.device).named()
     outside = Fault(
@@ -150,7 +157,7 @@ def _see_layer(r: CaseRun, name: str, again: Fault, **saves: Any) -> None:
 
     seed_and_draw(r.device)
     given = {"x": x, **named}
-    r.passes(function, given, twice=outside)
+    r.observe(function, given, fault_if_reached_twice=outside)
     r.saves(as_block(r[name]), x, *named.values(), **saves)
     with FlopCounterMode(display=False) as counter:
         as_block(r[name])(*(tensor.clone().requires_grad_() for tensor in given.values())).sum().backward()
@@ -159,12 +166,12 @@ def _see_layer(r: CaseRun, name: str, again: Fault, **saves: Any) -> None:
 
 
 def as_block(function: Callable) -> Callable[..., Tensor]:
-    """A layer function as a function of x and the twelve parameters, with dropout from the default generator."""
+    """Make a function of x and the twelve parameters out of a layer function; dropout uses torch's own generator."""
     return lambda x, *parameters: function(x, LayerWeights(_SHAPE.num_attention_heads, *parameters), TwoDropouts(_P))
 
 
 class TwoDropouts(Dropouts):
-    """Whose two sorts differ, so that one in place of the other shows."""
+    """Dropouts of which that in the core scales differently, so that it shows if the two are swapped."""
 
     def core(self, weights: Tensor) -> Tensor:
         return 0.5 * super().core(weights)

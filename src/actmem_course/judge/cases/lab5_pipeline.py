@@ -1,4 +1,4 @@
-"""Lab 5: on what each answer is judged."""
+"""Lab 5: the cases on which its exercises are judged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from actmem_course.judge.observations import Clue
 from actmem_course.judge.verdict import Wrong, refuse
 from actmem_course.others.timeline import timeline, validate
 
-#: Budget, in flight, bytes in full and recomputed.
+#: Cases of 5.4: budget in bytes, microbatches in flight, bytes of one that saves everything and of one that recomputes.
 BUDGETS = (
     (100, 4, 30, 10), (60, 4, 30, 10), (40, 4, 30, 10), (39, 4, 30, 10), (10**6, 4, 30, 10), (119, 4, 30, 10),
     (85, 3, 40, 7), (100, 4, 10, 10), (30, 4, 10, 10),
@@ -25,7 +25,10 @@ BUDGETS = (
 
 
 def _see_orders(r: CaseRun, *sizes: tuple[int, int, int]) -> None:
-    """Every rank's list for p ranks, n microbatches and m chunks of each.  Raises Wrong if the ranks can't run them."""
+    """Note every rank's order and what it costs, for sizes (p ranks, n microbatches, m chunks on each rank).
+
+    Raises: Wrong if the ranks can't run an order.
+    """
     cases = {}
     for p, n, m in sizes:
         case = f"{counted(p, 'rank')}, {counted(m, 'chunk')}, {counted(n, 'microbatch')}".replace("1 chunk, ", "")
@@ -36,7 +39,10 @@ def _see_orders(r: CaseRun, *sizes: tuple[int, int, int]) -> None:
 
 
 def _see_costs(r: CaseRun, case: str, ranks: Schedule, n: int, chunks: int) -> None:
-    """Every order is right that takes no longer than ours, and holds no more."""
+    """Note, as costs, how long an order takes and how many microbatches each rank holds.
+
+    Any order is right that takes no longer than ours and holds no more.
+    """
     swapped = chunks > 1 and all(a.chunk < n and a.microbatch < chunks for actions in ranks for a in actions)
     if swapped and any(a.chunk >= chunks for actions in ranks for a in actions):
         raise Wrong(f"{case}: chunk and microbatch are swapped", 'in ("F", c, i) the chunk comes before the microbatch')
@@ -55,7 +61,10 @@ def _see_costs(r: CaseRun, case: str, ranks: Schedule, n: int, chunks: int) -> N
 
 
 def on_paper(r: CaseRun, p: int, n: int, chunks: int = 1) -> Schedule:
-    """Every rank's list as actions.  Raises Wrong if an entry is none."""
+    """Ask the learner's function for every rank's order, and return it as actions.
+
+    Raises: Wrong if an entry has another form.
+    """
     orders = [
         r["one_forward_one_backward"](p, k, n) if chunks == 1 else r["interleaved"](p, k, chunks, n) for k in range(p)
     ]
@@ -72,7 +81,7 @@ def on_paper(r: CaseRun, p: int, n: int, chunks: int = 1) -> Schedule:
 
 
 def counted(number: int, noun: str) -> str:
-    """1 rank, 2 ranks, 2 microbatches."""
+    """Write a number and a noun: "1 rank", "2 ranks", "2 microbatches"."""
     return f"{number} {noun}" + ("" if number == 1 else "es" if noun.endswith("ch") else "s")
 
 
@@ -81,7 +90,10 @@ def one_forward_one_backward(r: CaseRun) -> None:
 
 
 def interleaved(r: CaseRun) -> str:
-    """A remark for whoever runs fewer forwards ahead, which is as good while sends take no time."""
+    """Note the orders.
+
+    Returns: a remark if fewer forwards run ahead than in ours, which is as good as long as sends take no time.
+    """
     _see_orders(r, (2, 4, 2), (4, 8, 2), (4, 4, 3), (3, 9, 2))
     longer = peak_in_flight(schedule.interleaved(4, 2, 8))[0] > peak_in_flight(on_paper(r, 4, 8, 2))[0]
     ahead = "2(p − r − 1) + (m − 1)p forwards ahead hide them, as Megatron-LM does"

@@ -1,4 +1,4 @@
-"""Lab 6: on what each answer is judged."""
+"""Lab 6: the cases on which its exercises are judged."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from actmem_course.standard_library import standard_library
 
 
 def small_shape(r: CaseRun) -> ModelShape:
-    """A model that trains in no time; bytes are its tokens."""
+    """Return the shape of a model that trains at once; its tokens are bytes."""
     heads = 2 * r.t
     return ModelShape(4 * r.t, 2, 4 * heads, heads, num_layers=1, vocab_size=256)
 
 
 def make_model(r: CaseRun) -> None:
-    """Any weights are right that are the same in every mode, so they are compared with those of the first."""
+    """Compare the weights of every mode with those of the first: any are right that are the same in all modes."""
     shape, first = small_shape(r), dict[str, Tensor]()
     for mode, p in [(TABLE2[0], 0.0), *((mode, 0.1) for mode in TABLE2)]:
         torch.manual_seed(r.rank)  # ranks of a real run do not start alike
@@ -69,7 +69,7 @@ def make_model(r: CaseRun) -> None:
 
 
 def _of_this_mode(r: CaseRun, model: GPT, mode: Configuration) -> Iterator[tuple[str, object, str]]:
-    """What a model is in a mode, and what to do where it is something else."""
+    """Yield what a model must be in a mode: a property's name, its value, and the repair if it is another."""
     tp, shared = model.tp, mode.tensor_parallel and r.t > 1
     if not shared:
         size = "only modes with tensor parallelism share the model"
@@ -78,7 +78,7 @@ def _of_this_mode(r: CaseRun, model: GPT, mode: Configuration) -> Iterator[tuple
     else:
         size = "tensor_parallel(group, …) asks group for its size; TensorParallel(group) by itself is one rank"
     yield "model.tp.size", tp.size, size
-    # A model that nobody shares is right on any group.
+    # A model that isn't shared may have any group.
     ranks = dist.get_process_group_ranks(tp.group or r.group) if shared and tp.size > 1 else r.members
     yield "the list of model.tp.group's ranks", ranks, "give group to tensor_parallel"
     yield "model.tp.sequence_parallel", tp.sequence_parallel, "give mode's to tensor_parallel"
@@ -90,12 +90,12 @@ def _of_this_mode(r: CaseRun, model: GPT, mode: Configuration) -> Iterator[tuple
 
 
 _RATE = 0.5
-#: Norms of the gradient: far above any, and far below.
+#: Limits of the gradient's norm: one far above any norm, and one far below.
 _NO_LIMIT, _LIMIT = 1e9, 1e-3
 
 
 def gradient_norm(r: CaseRun) -> None:
-    """Of models that are shared in one way or the other."""
+    """Note the norm for a model with sequence parallelism, one with tensor parallelism, and one that isn't shared."""
     shape = small_shape(r)
     dense = GPT(shape, p=0.0, dtype=torch.float64, device=r.device)
     gradients = {name: r.same(*parameter.shape) for name, parameter in dense.named_parameters()}
@@ -124,19 +124,25 @@ def _norm(r: CaseRun, model: GPT) -> float:
 
 
 def training_step(r: CaseRun) -> None:
-    # Whose gradients are those of the step before shows in the second, on any group.  Most mistakes show in the first,
-    # which is short because each stated one runs it, too.
+    # An answer that keeps the gradients of the step before is wrong in the second step, on any group.  Most mistakes
+    # are wrong in the first, which is short, because it runs with every stated mistake too.
     _steps(r, "tensor+sequence", _LIMIT, (3,) if r.group_name else (2, 3))
     if not r.group_name:
         _steps(r, "tensor+sequence", _NO_LIMIT)
-        for name in ("tensor", "none"):  # whoever forgets the group shows in one of them
+        for name in ("tensor", "none"):  # an answer that forgets the group is wrong in one of them
             _steps(r, name, _LIMIT)
 
 
 def _steps(r: CaseRun, name: str, max_norm: float, sizes: Sequence[int] = (3,)) -> None:
-    """By how much the parameters move in each step, in units of the rate and of a small limit, and the result.
+    """Note by how much each parameter moves in each step, and what the step returns.
 
-    sizes: how many microbatches each step has.
+    Moves are in units of the learning rate, times the limit of the norm if that is below 1.
+
+    Args:
+        r: the run of the case.
+        name: the mode.
+        max_norm: the limit of the gradient's norm.
+        sizes: how many microbatches each step has.
     """
     mode = next(mode for mode in TABLE2 if mode.name == name)
     model = ours.make_model(small_shape(r), mode, r.group, dtype=torch.float64, device=r.device)
@@ -145,7 +151,7 @@ def _steps(r: CaseRun, name: str, max_norm: float, sizes: Sequence[int] = (3,)) 
     unit = _RATE * min(1.0, max_norm)
     for number, size in enumerate(sizes, 1):
         microbatches = random_microbatches(r, number)[:size]
-        # Partial ones first: most mistakes show there.
+        # Partial gradients first, because most mistakes are wrong there.
         parameters = sorted(model.named_parameters(), key=lambda pair: not getattr(pair[1], "partial_gradient", False))
         before = [parameter.detach().clone() for _, parameter in parameters]
         with r.watching():
@@ -166,7 +172,7 @@ def _steps(r: CaseRun, name: str, max_norm: float, sizes: Sequence[int] = (3,)) 
 
 
 def random_microbatches(r: CaseRun, seed: int) -> list[tuple[Tensor, Tensor]]:
-    """Tokens and targets of three."""
+    """Draw three microbatches of tokens and targets."""
     shape = small_shape(r)
     generator = torch.Generator().manual_seed(70 + seed)
     sizes = (2, 3, shape.micro_batch_size, shape.seq_length)
@@ -178,9 +184,12 @@ _NUM_STEPS = 3
 
 
 def train(r: CaseRun) -> str:
-    """Written for the learner, whose functions it uses; a remark says how far the model gets."""
+    """Run ``train``, which is written for the learner and uses the learner's functions.
+
+    Returns: a remark on how far the loss falls.
+    """
     text, first = standard_library(20_000, r.device), torch.empty(0)
-    for mode in TABLE2[:3] if r.group_name else TABLE2:  # recomputation knows nothing of a group
+    for mode in TABLE2[:3] if r.group_name else TABLE2:  # recomputation doesn't depend on the group
         with r.watching():
             losses = r["train"](small_shape(r), mode, text, _NUM_STEPS, r.group, dtype=torch.float64, device=r.device)
         if not isinstance(losses, list) or len(losses) != _NUM_STEPS:

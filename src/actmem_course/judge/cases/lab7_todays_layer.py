@@ -1,4 +1,4 @@
-"""Lab 7: on what each answer is judged."""
+"""Lab 7: the cases on which its exercises are judged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from actmem_course.judge.verdict import Fault, Wrong, mend
 from actmem_more.llama_shape import TINY_LLAMA, LlamaShape
 from actmem_more.llama_terms import llama_rows
 
-#: So large that a wrong place for it shows.
+#: The norm's epsilon, so large that the result changes if it stands in a wrong place.
 _EPS = 0.25
 _IN_WIDE = mend("compute in wide(x), in forward and in backward", "the square of 300 overflows float16")
 _ADD_UP = mend("add the tokens up in wide(x)", "in bfloat16, 256 and 1 are 256")
@@ -26,7 +26,7 @@ _NAMES = ("q_weight", "k_weight", "v_weight", "projection_weight")
 
 
 _TERMS = tuple(row.term for row in llama_rows(TINY_LLAMA))
-#: By the end of a term's name: the letters in its size, and what many forget.
+#: By how a term's name ends: the letters that its bytes have as factors, and what is often forgotten.
 _SIZES = {
     "statistics": ("sbt", "one number a token, in 4 bytes"),
     "log-sum-exp": ("sbat", "one number a query and head, in 4 bytes"),
@@ -35,7 +35,7 @@ _SIZES = {
     "down input": ("sbft", "it is f wide"),
     "": ("sbht", ""),
 }
-#: What is wrong with K and V, and why, and what they are then, from what they should be.
+#: Mistakes in the bytes of K and V: the symptom and the cause, and what the bytes are with it, given the true ones.
 _HEADS = {
     ("is divided by t where there are fewer heads than ranks", "several ranks hold the same head: divide by min(t, k)"):
         lambda true, a, k, t: true * min(t, k) // t,
@@ -80,10 +80,10 @@ def rms_norm(r: CaseRun) -> None:
         return r["rms_norm"](x, weight, _EPS)
 
     x, weight = r.each(5, 3, 8), r.each(8)
-    r.passes(own, {"x": x, "weight": weight})
-    r.passes(own, {"x": r.each(5, 3, 12), "weight": r.each(12)}, prefix="with h = 12, ")
+    r.observe(own, {"x": x, "weight": weight})
+    r.observe(own, {"x": r.each(5, 3, 12), "weight": r.each(12)}, prefix="with h = 12, ")
     half, advice = {"x": (1000 * x).half(), "weight": weight.half()}, dict.fromkeys(("", "x", "weight"), _IN_WIDE)
-    r.passes(own, half, kind=HalfTensor, prefix="for a float16 x, ", advice=advice)
+    r.observe(own, half, kind=HalfTensor, prefix="for a float16 x, ", advice=advice)
     r.saves(own, x.bfloat16(), weight.bfloat16(), what="x, and 1/rms of each token")
     if "bytes" in r.seen:
         tokens = x[..., 0].numel()
@@ -99,14 +99,16 @@ def rms_norm(r: CaseRun) -> None:
 
 def swiglu(r: CaseRun) -> None:
     gate, up = r.each(5, 3, 8), r.each(5, 3, 8)
-    r.passes(r["swiglu"], {"gate": gate, "up": up})
+    r.observe(r["swiglu"], {"gate": gate, "up": up})
     r.saves(lambda both: r["swiglu"](both[0], both[1]), torch.stack([gate, up]).bfloat16(), what="gate and up")
 
 
 def _weights(r: CaseRun) -> Iterator[tuple[str, int, int, dict[str, Tensor]]]:
-    """In words, a, k, and unsharded weights: fewer key and value heads than ranks, as many, more.
+    """Yield cases with fewer key and value heads than ranks, as many, and more.
 
-    A head's elements divide by t, so whoever shards a head gets a part, too; and h is not a·d.
+    t divides a head's elements, so that code which shards a head by mistake runs too; and h is not a·d.
+
+    Yields: the case in words, a, k, and the unsharded weights by name.
     """
     a, h, d = 4 * r.t, 12 * r.t, 2 * r.t
     shared = max(k for k in range(1, max(2, r.t)) if r.t % k == 0)  # of which ranks have to share some
@@ -118,7 +120,7 @@ def _weights(r: CaseRun) -> Iterator[tuple[str, int, int, dict[str, Tensor]]]:
 
 
 _READ = "its query heads read the key and value heads from rank · k // t on, so neighbours share one if t > k"
-#: What a rank takes of each weight.
+#: The advice on which part of each weight a rank takes.
 _HEADS_OF: Advice = {
     "q_weight": "take a/t whole heads that follow each other, from rank · a/t on, along dimension 0",
     **dict.fromkeys(("k_weight", "v_weight"), mend("take those of the rank's query heads, each once", _READ)),

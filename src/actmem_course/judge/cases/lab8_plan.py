@@ -1,4 +1,4 @@
-"""Lab 8: for which sizes 8.1 and 8.2 are judged; ours agree with the planner's bill."""
+"""Lab 8: the sizes for which 8.1 and 8.2 are judged.  Tests compare our answers with the planner's bill."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def rank_state_bytes(r: CaseRun) -> None:
 
 
 def _fault_of_states(part: str, pairs: Pairs) -> Fault:
-    """The bytes of a parameter, or the first case that is wrong."""
+    """Describe wrong bytes by how many there are for a parameter, or else by the first wrong case."""
     (whole, _), (first, each, reason) = pairs[0], _STATES[part]
     if whole != each * STATES[0][0]:
         return Fault(f"take {whole / STATES[0][0]:g} bytes a parameter; expected {each}", cause=reason)

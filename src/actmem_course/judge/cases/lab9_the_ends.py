@@ -1,4 +1,4 @@
-"""Lab 9: on what each answer is judged."""
+"""Lab 9: the cases on which its exercises are judged."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from actmem_course.judge.verdict import mend
 
 _S, _B = 25, 3
 _TOKENS = _S * _B
-#: Another right answer may keep other numbers of a token: 32 bytes of them, where ours keeps one sum.
+#: Bytes beyond ours that are right too: another answer may save 32 bytes for each token, where ours saves one sum.
 _SPARE = (32 - 4) * _TOKENS
-#: It doesn't divide the tokens.
+#: Tokens of a chunk.  They don't divide all tokens.
 _CHUNK = 24
 _V, _H = 64, 24
 _OVERFLOWS = mend(
@@ -33,14 +33,14 @@ _ROUNDED = mend("compute it in wide(logits)", "16 bits hold 3 digits")
 
 
 def _tokens(r: CaseRun, v: int, sizes: tuple[int, int] = (_S, _B)) -> Tensor:
-    """Ids from 0 to v − 1, first and last among them, and one three times."""
+    """Draw token ids from 0 to v − 1; the first and the last are among them, and id 2 is there three times."""
     ids = (r.each(*sizes) * 1e6).long().remainder(v)
     ids.view(-1)[:6] = torch.tensor([0, v - 1, 2, 2, 2, v // 2], device=ids.device)
     return ids
 
 
 def _sure(logits: Tensor, targets: Tensor) -> Tensor:
-    """Logits of 16 bits that give each target a probability near 1."""
+    """Return logits in 16 bits that give each target a probability near 1."""
     return (logits / 3).scatter(-1, targets.unsqueeze(-1), 8).bfloat16()
 
 
@@ -50,13 +50,13 @@ def cross_entropy(r: CaseRun) -> None:
     def own(x: Tensor) -> Tensor:
         return r["cross_entropy"](x, targets)
 
-    r.passes(own, {"logits": logits})
+    r.observe(own, {"logits": logits})
     across = r.each(_B, _S).t()  # not contiguous, as what a transposition gives
     large = {"logits": 300 * logits}
-    r.passes(own, large, upstream=across, prefix="for logits of a thousand, ", advice={"": _OVERFLOWS})
+    r.observe(own, large, upstream=across, prefix="for logits of a thousand, ", advice={"": _OVERFLOWS})
     half, sure = (20 * logits).bfloat16(), _sure(logits, targets)
     r.see_tensor("for bfloat16 logits, the loss", own(half.clone()), _ROUNDED, SingleTensor)
-    r.passes(own, {"logits": sure}, kind=HalfTensor, prefix="for bfloat16 logits, ", advice=_SLOPE_ROUNDED)
+    r.observe(own, {"logits": sure}, kind=HalfTensor, prefix="for bfloat16 logits, ", advice=_SLOPE_ROUNDED)
     r.saves(own, half, what=_LOGITS, spare=_SPARE, others=[targets])
 
 
@@ -71,9 +71,9 @@ def linear_cross_entropy(r: CaseRun) -> None:
         return r["linear_cross_entropy"](x, w, targets, 2 * _TOKENS)
 
     given, prefix = {"x": x, "weight": weight}, "for logits of a thousand, in one chunk, "
-    r.passes(in_chunks, given, upstream=upstream)
-    r.passes(in_one, {"x": 300 * x, "weight": weight}, upstream=upstream, prefix=prefix, advice={"": _OVERFLOWS})
-    r.passes(in_chunks, given, upstream=upstream, prefix="where x needs no gradient, ", frozen=("x",))
+    r.observe(in_chunks, given, upstream=upstream)
+    r.observe(in_one, {"x": 300 * x, "weight": weight}, upstream=upstream, prefix=prefix, advice={"": _OVERFLOWS})
+    r.observe(in_chunks, given, upstream=upstream, prefix="where x needs no gradient, ", frozen=("x",))
     _see_costs_of_chunks(r)
     _see_many_chunks(r)
     half, what = x.bfloat16(), "x, and a few numbers a token"
@@ -82,14 +82,17 @@ def linear_cross_entropy(r: CaseRun) -> None:
 
 
 def _see_many_chunks(r: CaseRun) -> None:
-    """The sum over chunks alike, the first and last of 512 times the others: in bfloat16, 512 and 1 are 512."""
+    """Note the gradient of the weight over 40 equal chunks, of which the first and the last count 512 times as much.
+
+    Added up in bfloat16 it would be wrong: there 512 and 1 are 512.
+    """
     # One word a coordinate, so that logits are weights: no product rounds them.  The targets' probabilities are near 1.
     rows, ids = torch.eye(3, _H, device=r.device).expand(40, 3, _H), torch.tensor([1, 2, 3], device=r.device)
     vocabulary = r.each(_V, _H)
     vocabulary[ids, ids - 1] = 8.0
     ends = torch.ones(40, 3, device=r.device)
     ends[0] = ends[-1] = 512
-    r.passes(
+    r.observe(
         lambda x, w: r["linear_cross_entropy"](x, w, ids.expand(40, 3), 3),
         {"x": rows.bfloat16(), "weight": vocabulary.bfloat16()},
         upstream=ends,

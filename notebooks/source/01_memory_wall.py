@@ -249,7 +249,7 @@ for stages in (8, 16):
     )
 p, m = gpt3.parallel.pipeline_parallel_size, gpt3.parallel.num_model_chunks
 factor = float(interleave_factor(p, m))
-print(f"With {m} chunks of layers on each GPU, p = {p} has 1 + (p − 1)/(pm) = {factor:.2f} times the activations.")
+print(f"With {m} chunks of layers on each GPU, p = {p} has {factor:.2f} times the activations.")
 
 # %% [markdown]
 # It needs just as much. Under the usual schedule (1F1B: one forward, one backward) the first stage runs $p$ forward passes

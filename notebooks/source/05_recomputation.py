@@ -413,7 +413,7 @@ checks.show()
 # ## The memory ladder
 #
 # The paper's figure 7, for any $s$ and $t$: each method's bytes as a share of tensor parallelism alone. From which $s$ on does
-# *tensor+selective* save less than *tensor+sequence*?
+# *tensor+selective* need less than *tensor+sequence*?
 
 # %%
 Panel(

@@ -76,7 +76,7 @@ Panel(
 #
 # $$\frac{sbhL}{t}\left(34 + \frac{5as}{h}\right)$$
 #
-# > **Why do this?** A rank with $L/p$ layers holds $1/p$ of their parameters, and per microbatch it only sends one
+# > **Why do this?** A rank with $L/p$ layers holds $1/p$ of all parameters, and per microbatch it only sends one
 # > activation to the next rank. **Why not?** Ranks idle while the pipeline fills and drains, the *bubble*, and rank 0's
 # > activations don't shrink.
 
@@ -266,7 +266,7 @@ saved, thin = parts["outputs, until freed"]["rank 0"], parts["logits and what th
 named = {**dict.fromkeys(parts, ""), "logits and what the loss reads": f" ({size_text(thin)} on rank 34)"}
 LiveFigure(
     bar_chart(
-        f"The 530B model, four of 35 ranks, 3 chunks each: freeing outputs saves {size_text(saved)} on rank 0",
+        f"The 530B model, four of 35 ranks, 3 chunks each: freed outputs are {size_text(saved)} on rank 0",
         {part + more: parts[part] for part, more in named.items()},
         "one GPU, selective recomputation",
         fills=list(fills.values()),

@@ -217,7 +217,7 @@ core = sum(llama.llama_matmuls(LLAMA)[name] for name in ("QKᵀ", "attention ove
 print(f"selective, causal kernel (half the scores): {100 * (core / 2) / (3 * (forward - core / 2)):.2f}%")
 
 # %% [markdown]
-# The FLOPs are in percent of forward and backward together, with all $s^2$ scores, as the paper counts. *Selective* runs a whole kernel again. Our `full` recomputes up to the last tensor that backward reads,
+# The FLOPs are in percent of forward and backward together, with all $s^2$ scores, as the paper counts. *Selective* runs the kernel again. Our `full` recomputes up to the last tensor that backward reads,
 # so not `down`. Megatron's recomputes the whole layer: a third more FLOPs.
 
 # %%

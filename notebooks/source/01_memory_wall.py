@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 1 · The memory wall
 #
-# *25 minutes. Write your guess below (in a notebook: Shift+Enter first).*
+# *35 minutes. Write your guess below (in a notebook: Shift+Enter first).*
 #
 # You spread GPT-3's 175 billion parameters over 64 GPUs. Each GPU holds its share of the parameters, gradients and
 # optimizer states, and has room left. Then you train, and in the forward pass autograd saves tensors for the backward
@@ -23,7 +23,7 @@ gpt3 = PAPER_MODELS["175B"]
 held = show.gpu_bytes(gpt3)
 without_activations = sum(held.values()) - held["activations"]
 question = Prediction(
-    f"GPT-3 (the bar 175B) trains on {gpt3.num_devices} GPUs of {size_text(A100_BYTES)}. Parameters, gradients and "
+    f"GPT-3 (175B in the figure) trains on {gpt3.num_devices} GPUs of {size_text(A100_BYTES)}. Parameters, gradients and "
     f"optimizer states take {size_text(without_activations)} of the one that holds most. How much do the saved "
     "tensors take there?",
     answer=held["activations"] / 2**30,
@@ -72,13 +72,13 @@ Reveal(
 #
 # | chapter | question | minutes, without its lab | lab |
 # |---|---|---|---|
-# | [1 The memory wall](01_memory_wall.ipynb) | What fills a GPU? | 25 | |
-# | [2 Counting bytes](02_counting_bytes.ipynb) | Which 15 tensors does a layer save? | 45 | [1](../labs/lab1_count_bytes.py) |
-# | [3 Tensor parallelism](03_tensor_parallelism.ipynb) | Which of them does it shard? | 35 | [2](../labs/lab2_tensor_parallel.py) |
+# | [1 The memory wall](01_memory_wall.ipynb) | What fills a GPU? | 35 | |
+# | [2 Counting bytes](02_counting_bytes.ipynb) | Which 15 tensors does a layer save? | 50 | [1](../labs/lab1_count_bytes.py) |
+# | [3 Tensor parallelism](03_tensor_parallelism.ipynb) | Which of them does it shard? | 40 | [2](../labs/lab2_tensor_parallel.py) |
 # | [4 Sequence parallelism](04_sequence_parallelism.ipynb) | How do you shard the rest? | 40 | [3](../labs/lab3_sequence_parallel.py) |
-# | [5 Recomputation](05_recomputation.ipynb) | What is worth recomputing? | 60 | [4](../labs/lab4_recompute.py) |
-# | [6 The pipeline](06_pipeline.ipynb) | What does each stage hold, and when? | 55 | [5](../labs/lab5_pipeline.py) |
-# | [7 Time](07_time.ipynb) | What does it cost? | 45 | [6](../labs/lab6_train.py) |
+# | [5 Recomputation](05_recomputation.ipynb) | What is worth recomputing? | 45 | [4](../labs/lab4_recompute.py) |
+# | [6 The pipeline](06_pipeline.ipynb) | What does each stage hold, and when? | 35 | [5](../labs/lab5_pipeline.py) |
+# | [7 Time](07_time.ipynb) | What does it cost? | 35 | [6](../labs/lab6_train.py) |
 # | **Electives**, in any order after 5 | | | |
 # | [8 Today's layer](08_todays_layer.ipynb) | What helps a Llama? | 35 | [7](../labs/lab7_todays_layer.py) |
 # | [9 Your model](09_your_model.ipynb) | What does your model save, and does it fit? | 35 | [8](../labs/lab8_plan.py) |
@@ -249,13 +249,13 @@ for stages in (8, 16):
     )
 p, m = gpt3.parallel.pipeline_parallel_size, gpt3.parallel.num_model_chunks
 factor = float(interleave_factor(p, m))
-print(f"With {m} groups of layers on each GPU, p = {p} has 1 + (p − 1)/(pm) = {factor:.2f} times the activations.")
+print(f"With {m} chunks of layers on each GPU, p = {p} has {factor:.2f} times the activations.")
 
 # %% [markdown]
 # It needs just as much. Under the usual schedule (1F1B: one forward, one backward) the first stage runs $p$ forward passes
 # before its first backward pass. With at least $p$ microbatches it holds $p$ times the activations of $L/p$ layers:
-# those of $L$ layers, whatever $p$ is (the paper's equation 5; [chapter 6](06_pipeline.ipynb)). The bar 175B has more, because its schedule is
-# interleaved: each GPU holds several groups of layers.
+# those of $L$ layers, whatever $p$ is (the paper's equation 5; [chapter 6](06_pipeline.ipynb)). GPT-3's bar, 175B, is longer: its schedule is
+# interleaved, and a GPU holds several chunks.
 #
 # > **More pipeline stages. Why do this?** Parameters, gradients and optimizer states shrink with $p$. **Why not?**
 # > Activations don't, and more GPUs wait longer while the pipeline fills and empties.
@@ -300,7 +300,7 @@ Fold("Which models fit with each method", "\n".join(lines))
 #
 # One rank of the 22B model takes a training step, with all layers and Adam's states, on a newer GPU that may use no
 # more memory than an A100. The prediction adds weights, gradients, optimizer states, activations, the loss, and what
-# the backward pass holds for a moment. (*Elementwise*: [chapter 8](08_todays_layer.ipynb).)
+# the backward pass holds for a moment. (*Elementwise* recomputes no linear: [chapter 8](08_todays_layer.ipynb).)
 
 # %% jupyter={"source_hidden": true}
 from actmem_course.figures.gpu_results import conditions, newest, step_curve, wall_bars, wall_remainder

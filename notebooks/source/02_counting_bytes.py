@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 2 · Counting bytes
 #
-# *45 minutes without the lab. Write your guess below (in a notebook: Shift+Enter first).*
+# *50 minutes without the lab. Write your guess below (in a notebook: Shift+Enter first).*
 #
-# A GPT-3 layer reads a sequence of 256 tokens. Then you give it 2,048, eight times as many. **How large is the
+# A GPT-3 layer reads a sequence of 256 tokens. Then you give it 4,096, sixteen times as many. **How large is the
 # largest tensor that it saves for the backward pass now?**
 
 # %%
@@ -21,19 +21,19 @@ from actmem_course.figures.terms import formula_of, term_of
 gpt3 = PAPER_MODELS["175B"].shape
 checks = Checks()
 
-short = gpt3.with_sizes(seq_length=256)
-largest_before, largest = (max(am.layer_rows(shape), key=lambda row: row.bytes) for shape in (short, gpt3))
-core_bytes = sum(row.bytes for row in am.layer_rows(gpt3) if row.term in CORE_ATTENTION_TERMS)
+short, asked = (gpt3.with_sizes(seq_length=s) for s in (256, 4096))
+largest_before, largest = (max(am.layer_rows(shape), key=lambda row: row.bytes) for shape in (short, asked))
+core_bytes = sum(row.bytes for row in am.layer_rows(asked) if row.term in CORE_ATTENTION_TERMS)
 
 question = Prediction(
     f"At s = {short.seq_length} tokens the largest tensor that a GPT-3 layer saves takes "
     f"{size_text(largest_before.bytes)}: the {largest_before.term}. How large is the largest one at "
-    f"s = {gpt3.seq_length:,}?",
+    f"s = {asked.seq_length:,}?",
     answer=largest.bytes / 2**20,
     unit="MiB",
     because=(
         f"It's another tensor, the {largest.term}. It has a number for each pair of tokens, so it grew with s². Three "
-        f"such tensors are {core_bytes / eq1(gpt3):.0%} of the layer now."
+        f"such tensors are {core_bytes / eq1(asked):.0%} of the layer now."
     ),
     line=GuessLine(per=2**20),
 )
@@ -51,7 +51,7 @@ Reveal(
             start=gpt3.num_attention_heads,
         ),
     ),
-    s=gpt3.seq_length,
+    s=asked.seq_length,
 )
 
 # %% [markdown]

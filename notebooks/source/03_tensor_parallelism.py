@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 3 · Tensor parallelism
 #
-# *35 minutes without the lab. Write your guess below (in a notebook: Shift+Enter first).*
+# *40 minutes without the lab. Write your guess below (in a notebook: Shift+Enter first).*
 #
 # Eight GPUs share one layer of GPT-3, and each does an eighth of its matmuls. **How much does each save for
 # backward: an eighth of the layer's activations, or more?**

@@ -47,7 +47,7 @@ Reveal(
 # reads $b$ sequences of $s$ tokens.
 #
 # Elsewhere "sequence parallelism" can mean that attention itself is sharded along $s$ ([chapter 12](12_long_sequences.ipynb):
-# ring attention, Ulysses). Here attention is sharded by heads as before, and only what lies *between* the blocks along $s$.
+# ring attention, Ulysses). Here attention is sharded by heads as before, and only what lies *between* the blocks is sharded along $s$.
 
 # %% [markdown]
 # ## Between the blocks, tokens are independent

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 5 · Recomputation
 #
-# *60 minutes without the lab. Write your guess below (in a notebook: Shift+Enter first).*
+# *45 minutes without the lab. Write your guess below (in a notebook: Shift+Enter first).*
 #
 # Your layers still save too much. So don't save some of their tensors: recompute them when the backward pass needs them. You pay
 # in **FLOPs**, multiplications and additions. The matmul of an $x \times y$ and a $y \times z$ matrix takes $2xyz$. For $b$
@@ -74,7 +74,8 @@ Panel(
 )
 
 # %% [markdown]
-# **Rule:** the peak is at most what all layers save, plus what you recompute for one layer.
+# **Rule:** saved tensors peak at no more than what all layers save, plus what you recompute for one layer. (Gradients come on
+# top: [chapter 9](09_your_model.ipynb).)
 #
 # ## How a checkpoint function works, in four steps
 #
@@ -276,9 +277,9 @@ checks.show()
 #
 # $$\frac{5as^2b}{2s^2bh} = \frac{5a}{2h}, \qquad \frac{2sbh\,x}{2sbh^2\,x} = \frac{1}{h}.$$
 #
-# Per FLOP, the core frees $5a/2$ times as many bytes, for any $s$. Each other line is what one more matmul brings back. Three
-# groups take no matmul: the outputs of the norms and of GeLU, and the dropout masks. In time they cost about as much per byte
-# as the core (chapter 7). The paper saves them. Megatron-LM can drop the norms' outputs (`--recompute-granularity selective --recompute-modules layernorm`), if
+# Per FLOP, the core frees $5a/2$ times as many bytes, for any $s$. Each line below the core's recomputes one
+# matmul to free what comes out of it. The outputs of the norms and of GeLU take no matmul. In time they cost about as much per
+# byte as the core (chapter 7). The paper saves them. Megatron-LM can drop the norms' outputs (`--recompute-granularity selective --recompute-modules layernorm`), if
 # its norms aren't fused with the next linear.
 
 # %% [markdown]
@@ -412,7 +413,7 @@ checks.show()
 # ## The memory ladder
 #
 # The paper's figure 7, for any $s$ and $t$: each method's bytes as a share of tensor parallelism alone. From which $s$ on does
-# *tensor+selective* save less than *tensor+sequence*?
+# *tensor+selective* need less than *tensor+sequence*?
 
 # %%
 Panel(
@@ -487,8 +488,8 @@ checks
 # %% [markdown]
 # ## Work it out
 #
-# Each GPU has 12 GiB for the activations of GPT-3's 96 layers, on 8 ranks with sequence parallelism, one microbatch. (So a rank
-# saves 1/8 of a layer's input, which the paper's table doesn't divide.) Which of the three modes fit: save everything,
+# Each GPU has 12 GiB for the activations of GPT-3's 96 layers, on 8 ranks with sequence parallelism, one microbatch. (A rank
+# then saves 1/8 of a layer's input too; the paper's table doesn't divide *full*'s.) Which of the three modes fit: save everything,
 # selective, full? Here $sbh$ bytes are 24 MiB, and $5as/h$ is 80. Use the rule for the peak.
 
 # %% jupyter={"source_hidden": true}
@@ -526,7 +527,7 @@ worked(
 # > **Take away**
 # > 1. Recompute where a FLOP frees the most bytes: the core attention, $5a/2$ times as many as a linear.
 # > 2. Restore the random-number state, or your gradients are wrong without an error. Stop when the last saved tensor is back.
-# > 3. The peak is what all layers save, plus what you recompute for one.
+# > 3. Saved tensors peak at what all layers save, plus what you recompute for one, or less. Gradients come on top.
 # >
 # > **At work tomorrow:** look up your training script's recompute setting. If it says full, work out $34sbh/t$ bytes for each
 # > layer. That's selective, or with FlashAttention no recomputation at all. Does it fit?

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 6 · The pipeline
 #
-# *55 minutes without the lab. Write your guess below (in a notebook: Shift+Enter first).*
+# *35 minutes without the lab. Write your guess below (in a notebook: Shift+Enter first).*
 #
 # Put GPT-3's 96 layers on 4 pipeline ranks, 24 on each, and send the batch through in parts, *microbatches*. Rank 0
 # must hold what its layers saved for a microbatch until the backward pass comes back to them. By then 4 microbatches are
@@ -58,7 +58,7 @@ Reveal(
 # wait for it, but then it would idle. So it starts the next microbatch, and the next, until $p$ are in flight and the
 # first comes back. From then on, one backward pass follows each forward pass: **1F1B**.
 #
-# Rank $i$ has $p - 1 - i$ ranks behind it. It runs that many forward passes ahead, plus the current one, so it holds
+# Rank $i$ has $p - 1 - i$ ranks after it. It runs that many forward passes ahead, plus the current one, so it holds
 # $p - i$ microbatches. Press play. A row is a microbatch in flight, in the colours of the tensors saved for it:
 
 # %%
@@ -76,7 +76,7 @@ Panel(
 #
 # $$\frac{sbhL}{t}\left(34 + \frac{5as}{h}\right)$$
 #
-# > **Why do this?** A rank with $L/p$ layers holds $1/p$ of their parameters, and per microbatch it only sends one
+# > **Why do this?** A rank with $L/p$ layers holds $1/p$ of all parameters, and per microbatch it only sends one
 # > activation to the next rank. **Why not?** Ranks idle while the pipeline fills and drains, the *bubble*, and rank 0's
 # > activations don't shrink.
 
@@ -126,6 +126,9 @@ for model in PAPER_MODELS.values():
     schedule = show.schedule_of(p, m, n)
     in_lists += [(p * m * interleave_factor(p, m), peak_in_flight(schedule)[0])]
     idle += [(bubble_fraction(model.parallel, n) * n * m, bubble_of(timeline(schedule)) * n * m)]
+    if model.shape == GPT3:
+        first, *_, last = (passes * GPT3.num_layers // (p * m) for passes in peak_in_flight(schedule))
+        print(f"GPT-3, {m} chunks a rank: rank 0 holds {first} layers' saved tensors, rank {p - 1} {last}")
 sides = ("by formula", "in the schedule")
 checks.add("passes in flight on rank 0 of the paper's four models", in_lists, "", sides)
 checks.add("bubble of a rank, in passes forward and back", idle, "", sides)
@@ -233,11 +236,11 @@ for rank in (0, p - 1):
 checks.show()
 
 # %% [markdown]
-# ## Figure 9: ranks differ, and outputs that nothing reads
+# ## Outputs that nothing reads any more (figure 9)
 #
 # When a rank has sent its output, nothing reads these bytes again, but the backward pass starts from the output's graph.
 # torch's pipeline holds the tensor to hold the graph: $2sbh/t$ bytes for each microbatch in flight, or $2sbh$ without
-# sequence parallelism. The paper's appendix B frees the bytes, and so does Megatron's training script. For the 530B model:
+# sequence parallelism. Appendix B frees the bytes, and Megatron-LM's training script sets `deallocate_pipeline_outputs` for it. For the 530B model:
 
 # %% jupyter={"source_hidden": true}
 from actmem.formulas.first_stage import EMBEDDING_TERM, embeddings_in_flight, stage_output_rows
@@ -263,7 +266,7 @@ saved, thin = parts["outputs, until freed"]["rank 0"], parts["logits and what th
 named = {**dict.fromkeys(parts, ""), "logits and what the loss reads": f" ({size_text(thin)} on rank 34)"}
 LiveFigure(
     bar_chart(
-        f"The 530B model, four of 35 ranks, 3 chunks each: freeing outputs saves {size_text(saved)} on rank 0",
+        f"The 530B model, four of 35 ranks, 3 chunks each: freed outputs are {size_text(saved)} on rank 0",
         {part + more: parts[part] for part, more in named.items()},
         "one GPU, selective recomputation",
         fills=list(fills.values()),
@@ -299,11 +302,11 @@ checks.show()
 # ## Appendix C: recompute only what does not fit
 #
 # Later ranks have memory to spare, and rank 0 may have some. So save everything for as many microbatches as fit, and
-# recompute only the rest. When a microbatch that saved everything has finished its backward pass, the next forward pass
+# recompute the others' core attention. When a microbatch that saved everything has finished its backward pass, the next forward pass
 # takes its place: a moving window.
 #
-# On the paper's 80 GiB devices, activations get at most what parameters, gradients and Adam leave free. The fold
-# says how many passes that covers:
+# On the paper's 80 GiB devices, activations get at most what parameters, gradients and Adam leave free. Open the
+# line to see how many passes that covers:
 
 # %% jupyter={"source_hidden": true}
 from fractions import Fraction
@@ -347,7 +350,7 @@ Fold(
 # %% [markdown]
 # ## What a rank sends
 #
-# Why use tensor and pipeline parallelism together? Compare what one of GPT-3's GPUs sends, laid out as in table 3:
+# Which parallelism goes on which links? Compare what one of GPT-3's GPUs sends, laid out as in table 3:
 
 # %% jupyter={"source_hidden": true}
 from actmem.formulas.communication import layer_collectives, wire_bytes

@@ -4,7 +4,7 @@
 # *35 minutes without the lab. Write your guess below (in a notebook: Shift+Enter first).*
 #
 # Llama 3 8B reads 8,192 tokens. Its attention kernel stores no scores, so selective recomputation frees next to
-# nothing. Recompute everything that needs no matmul instead: norms and activation functions. **What percentage of
+# nothing. Norms and gate are fused, so each saves only its inputs. Recompute everything that needs no matmul instead: norms and activation functions. **What percentage of
 # a layer's bytes goes?**
 
 # %% jupyter={"source_hidden": true}
@@ -22,7 +22,7 @@ saved = total(llama.llama_rows(LLAMA))
 freed = lambda mode: 100 * (1 - total(llama.llama_rows(LLAMA, recompute=mode)) / saved)
 question = Prediction(
     f"A layer of Llama 3 8B: {LLAMA.seq_length:,} tokens, hidden size h = {LLAMA.hidden_size:,}, a gated MLP of width "
-    f"f = {LLAMA.ffn_hidden_size:,}. A flash kernel never stores the scores, so selective "
+    f"f = {LLAMA.ffn_hidden_size:,}. Norms and gate are fused, so each saves only its inputs. A flash kernel never stores the scores, so selective "
     f"recomputation frees {freed('selective'):.1f}%. What percentage of the layer's bytes goes if you recompute "
     "everything that needs no matmul?",
     freed("elementwise"),
@@ -204,7 +204,7 @@ print(text_table(("layer", "Llama 3 8B", "bytes in 16 bits"), lines, " r"))
 # ## What needs no matmul
 #
 # You can compute a norm's output from its input, and `silu(gate) · up` from gate and up. Our mode `elementwise` drops
-# both, and selective's tensors where attention stores scores. (Megatron's nearest: `--recompute-granularity selective --recompute-modules layernorm moe_act`.)
+# both, and the core's three tensors where attention stores scores. (Megatron's nearest: `--recompute-granularity selective --recompute-modules layernorm moe_act`.)
 
 # %%
 forward = sum(llama.llama_matmuls(LLAMA).values())
@@ -217,7 +217,7 @@ core = sum(llama.llama_matmuls(LLAMA)[name] for name in ("QKᵀ", "attention ove
 print(f"selective, causal kernel (half the scores): {100 * (core / 2) / (3 * (forward - core / 2)):.2f}%")
 
 # %% [markdown]
-# The FLOPs are in percent of forward and backward together, with all $s^2$ scores, as the paper counts. Our `full` recomputes up to the last tensor that backward reads,
+# The FLOPs are in percent of forward and backward together, with all $s^2$ scores, as the paper counts. *Selective* runs the kernel again. Our `full` recomputes up to the last tensor that backward reads,
 # so not `down`. Megatron's recomputes the whole layer: a third more FLOPs.
 
 # %%
@@ -227,7 +227,7 @@ LiveFigure(layer_picture(LLAMA, recompute="elementwise"))
 # > **Why do this?** You get a third of the layer back, and no matmul is recomputed. **Why not?** Elementwise operations
 # > take time at the speed of memory. Where everything fits anyway, save it.
 #
-# A dropped tensor is always a linear's input. So one function is enough: a linear that recomputes its input in
+# Here each dropped tensor is a linear's input. So one function is enough: a linear that recomputes its input in
 # backward.
 #
 # In the paper's layer `elementwise` drops the core attention (QKᵀ is recomputed), both norm outputs, the GeLU's output
@@ -278,7 +278,7 @@ worked(
 #
 # > **Take away**
 # > 1. With a fused kernel the scores are gone, and selective recomputation with them.
-# > 2. A third of what a Llama layer saves can be recomputed without a matmul: do that first.
+# > 2. A third of what a fused Llama layer saves can be recomputed without a matmul: do that first.
 # > 3. The code decides: plain operators save about 1.5 times as much as fused ones.
 # >
 # > **At work tomorrow:** count what *your* layer saves, `python labs/measure_today.py --emulate 8 --model llama3-8b`.

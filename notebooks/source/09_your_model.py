@@ -39,8 +39,7 @@ Reveal(
 )
 
 # %% [markdown]
-# **You need** [chapter 2](02_counting_bytes.ipynb) and [chapter 5](05_recomputation.ipynb). **You will**
-# record a layer, find what it needn't save, and plan a whole model.
+# **You need** [chapter 2](02_counting_bytes.ipynb) and [chapter 5](05_recomputation.ipynb).
 #
 # **Letters:** $s$ tokens, $b$ sequences, $h$ hidden size, $a$ heads, $k$ key and value heads, $d = h/a$, $f$ width of the
 # MLP, $v$ size of the vocabulary, $L$ layers (`l` in commands).
@@ -342,21 +341,39 @@ for name in codes:
     verdict = "it fits" if plan["fits"] else f"it doesn't fit: {again}"
     print(f"{name}: {size_text(plan['asked']['bytes'])} of {size_text(gpus.usable_bytes)}, {verdict}")
 # %% [markdown]
-# The same on the command line, which also prints the code to paste:
+# On the command line, with the code to paste:
 #
 # ```
 # actmem plan my_model.py:factory --at s=8192,b=1,h=4096,a=32,k=8,f=14336,v=128256,l=32 --gpus 8 --memory 80
 # ```
 #
-# How near does it come to what others measured? `reserved` and `nvidia-smi` count the allocator's free pieces too:
+# How near does it come to what others measured? (torchtitan's H100s have 96 GB.) `reserved` and `nvidia-smi` count
+# free pieces too:
 
 # %% jupyter={"source_hidden": true}
 LiveFigure(show.published_bars())
 
 # %% jupyter={"source_hidden": true}
+from actmem_course.others.published_runs import published_runs
+
+run = {run.name: run.published_bytes for run in published_runs()}
+held, reserved = (run[f"torchtitan, Llama 3 8B, 8 H100s, b 1, {kind}"] for kind in ("allocated", "reserved"))
+print(f"The first run reserved {size_text(reserved - held)} more than its tensors took.")
 show.published_causes()
 
 # %% [markdown]
+# Of Hugging Face's models we ran a step with AdamW on a GPU. `actmem record --step --fake --device cuda` had predicted each
+# peak without one (cuBLAS's workspaces were measured, and added):
+
+# %% jupyter={"source_hidden": true}
+from actmem_course.figures.gpu_results import newest, strangers_bars
+
+LiveFigure(strangers_bars(newest("strangers")))
+
+# %% [markdown]
+# "It fits" counts tensors. Before torch runs out, it gives back wholly free segments, but no free pieces beside tensors
+# ([chapter 14](14_allocator_and_eight_bits.ipynb)). If a plan leaves little room, set expandable segments.
+#
 # ## What fits
 #
 # With more GPUs you choose a layout: tensor (TP), pipeline (PP), data (DP) and context parallelism (CP, which shards each
@@ -383,7 +400,7 @@ for plan in plans.plans:
     print(f"{size_text(plan.bytes)}: {layout_text(plan.layout)}, recompute {plan.recompute}")
 
 # %% [markdown]
-# Their estimated times are too close to call. So the planner puts first what can go wrong least: the plan that relies
+# Among equal times the planner puts first what relies
 # less on overlap, has a lower ZeRO stage, fewer kinds of parallelism, more memory left.
 #
 # **Now write it:** exercises 8.1 and 8.2, `rank_state_bytes` and `largest_micro_batch_size`, in
@@ -398,7 +415,7 @@ for plan in plans.plans:
 #    get a fused kernel.
 # 3. **Do you have more than one sequence in a microbatch?** Take one, unless the matmuls get too small for the GPU.
 # 4. **Are the bytes weights and states?** If you have replicas, turn half of them into pipeline stages, or shard more
-#    (ZeRO-2, ZeRO-3; without a pipeline).
+#    (ZeRO-2, ZeRO-3: without a pipeline only).
 # 5. **Does it still not fit?** Turn replicas into context-parallel ranks, then recompute everything.
 
 # %% jupyter={"source_hidden": true}

@@ -100,7 +100,7 @@ def loss_step(loss, s=8192, chunk=1024, returned=False):
     return bill
 
 
-LiveFigure(show.loss_timeline(loss_step("16 bits"), v, "the loss of 16-bit logits"))
+LiveFigure(show.loss_timeline(loss_step("16 bits"), v, "the loss of 16-bit logits<br>with the output layer's weight"))
 
 # %% [markdown]
 # **Now write it:** [exercise 9.1](../labs/lab9_the_ends.py), `cross_entropy`: `python my/labs/lab9_the_ends.py --only
@@ -110,7 +110,7 @@ LiveFigure(show.loss_timeline(loss_step("16 bits"), v, "the loss of 16-bit logit
 #
 # A token's loss reads the logits of no other token. So take $u$ tokens: compute their logits, save $\log\sum e^z$, one
 # number per token, and drop the logits. Backward recomputes them: one more matmul, $2sbhv$ FLOPs. The output layer's
-# input, $2sbh$, stays, with 8 bytes per token:
+# input, $2sbh$, stays, with 8 bytes per token: that number in float32, and the target in 32 bits.
 
 # %%
 torch.manual_seed(0)
@@ -154,7 +154,7 @@ checks.show()
 # (their gradient, and the chunk's part of the weight's gradient):
 
 # %% jupyter={"source_hidden": true}
-LiveFigure(show.loss_timeline(loss_step("in chunks"), v, "the loss in chunks of 1,024"))
+LiveFigure(show.loss_timeline(loss_step("in chunks"), v, "the loss in chunks of 1,024<br>with the output layer's weight"))
 
 # %% jupyter={"source_hidden": true}
 weight = 2 * v * h
@@ -187,13 +187,13 @@ checks.show()
 # of the weight is each rank's own.
 #
 # In a pipeline ([chapter 6](06_pipeline.ipynb)) the output layer is on the last stage, and all others wait for it.
-# **Guess:** how many times the others' FLOPs does that stage of Llama 3 8B have, with 8 stages of four layers? (All
+# **Guess:** how many times the others' FLOPs does that stage of Llama 3 8B have, at 8,192 tokens, with 8 stages of four layers? (All
 # $s^2$ scores count; a causal kernel computes half.)
 
 # %%
 layer_flops = sum(llama_terms.llama_matmuls(LLAMA).values())
 output_layers = 2 * LLAMA.seq_length * LLAMA.micro_batch_size * h * v / layer_flops
-print(f"the output layer has the FLOPs of {output_layers:.2f} layers")
+print(f"at {LLAMA.seq_length:,} tokens the output layer has the FLOPs of {output_layers:.2f} layers")
 for p in (4, 8, 16):
     print(
         f"{p} stages: the last one has {1 + output_layers * p / LLAMA.num_layers:.2f} times the FLOPs of the others"

@@ -205,8 +205,8 @@ checks.show()
 # - **Dropout.** Its gradient reads a mask: $sbh$ on a GPU. (A CPU's mask is as wide as $X$.)
 # - **Nothing is shared.** q, k and v read one $X$, but each adapter makes its own copy and draws its own mask.
 #
-# With either of the first two, LoRA saves more than full training. When AgileRL removed the copies
-# (`autocast_adapter_dtype=False`), its peak on an A100 fell by 20% and 24% in two runs
+# With either of the first two, LoRA saves more than full training. When AgileRL left out the copies under autocast, its
+# peak on an A100 fell by 20% (0.5B parameters) and 24% (1.5B)
 # ([AgileRL#623](https://github.com/AgileRL/AgileRL/pull/623)).
 #
 # ## A whole frozen layer
@@ -394,10 +394,10 @@ print(f"The loss takes {size_text(at_the_loss)}. So QLoRA with recomputed layers
 # ## Work it out
 #
 # You train the same model by QLoRA on one GPU of 80 GiB, with 32,768 tokens, four times the figure's. At its peak the
-# loss takes $6v + 4h + 8$ bytes per token ($v$ = 128,256, $h$ = 4,096). Does it fit? Do narrower adapters help?
+# loss takes $6v + 2h + 8$ bytes per token ($v$ = 128,256, $h$ = 4,096). Does it fit? Do narrower adapters help?
 
 # %% jupyter={"source_hidden": true}
-loss = 4 * LLAMA.seq_length * (6 * LLAMA.vocab_size + 4 * LLAMA.hidden_size + 8)
+loss = 4 * LLAMA.seq_length * (6 * LLAMA.vocab_size + 2 * LLAMA.hidden_size + 8)
 held, kept, recomputed = four_bits + states * adapters, 4 * layers * lora, 4 * (inputs + lora)
 worked(
     f"Weights and states take {size_text(held)}, the layers {size_text(kept)}, four times those of "

@@ -44,9 +44,9 @@ Reveal(
 )
 
 # %% [markdown]
-# *An elective: chapters 1 to 5 are enough.* Find the largest tensor, get rid of it, look at
-# what is largest now, and repeat. [Chapter 5](05_recomputation.ipynb) has the first of five steps,
-# [chapter 10](10_the_loss.ipynb) the second. The other three are here.
+# *An elective: chapters 1 to 5 are enough.* Find the largest tensor, get rid of it, and repeat.
+# [Chapter 5](05_recomputation.ipynb) has the first of five steps,
+# [chapter 10](10_the_loss.ipynb) the second, this one the others.
 #
 # **Letters:** $s$ tokens, $b$ sequences, $h$ hidden size, $f$ width of the MLP, $v$ vocabulary, $L$ layers, $a$ query
 # heads, $k$ key and value heads, $d = h/a$, $c$ ranks that share a sequence.
@@ -203,9 +203,23 @@ checks.show()
 # %% [markdown]
 # Count the peak of the backward pass, in bytes per token. The whole MLP takes $6h + 10f$: $x$, $y$ and $y$'s
 # gradient, then gate, up, their gradients and that of down's input (itself freed by then). In tiles there are two moments: a tile's
-# $10f$ beside $8h$ of the sequence (4,096 tokens a tile here); then $10h$, with no tile, while $x$'s gradient exists twice,
-# in parts and concatenated. The second is larger here: $10h$ instead of $6h + 10f$.
-#
+# $6h + 10f$ beside $8h$ for all other tokens; then $10h$, with no tile, while $x$'s gradient exists twice,
+# in parts and concatenated. Inside a layer it's $4h$ less: $y$ is gone, and its gradient counts among the layers' inputs. The
+# opening's sum:
+
+# %% jupyter={"source_hidden": true}
+width, at_work = LLAMA.hidden_size, long_steps(LLAMA.with_sizes(seq_length=2**20))[3]
+for part, size in at_work.parts.items():
+    times, rest = divmod(size // 2**20, width)
+    print(f"{part}: {times}h{f' + {rest}' if rest else ''} bytes a token, {size_text(size)}")
+print(f"together {size_text(at_work.bytes)}")
+# The second moment takes 10h a token.
+longer = next(
+    s for s in range(TILE, 2**20, 1024) if mlp_peak_bytes(s, width, LLAMA.ffn_hidden_size, TILE) == 10 * s * width
+)
+print(f"In tiles of {TILE:,} tokens, the second moment is the larger one from {longer:,} tokens on.")
+
+# %% [markdown]
 # > **Why do this?** The largest tensors of the layer never exist whole. **Why not?** Three more matmuls a tile: its
 # > checkpoint recomputes gate and up, and the layer's own recomputation can't stop before down any more. And autograd
 # > sums the tiles' weight gradients in 16 bits, so each sum rounds.
@@ -233,7 +247,7 @@ Panel(
 )
 
 # %% [markdown]
-# A ring computes a softmax though no rank sees a whole row: it adds up numerators and denominators as the keys come in.
+# In a ring no rank sees a whole row of scores: it adds up the softmax's numerators and denominators as keys come in.
 #
 # With a causal mask, late tokens read many keys and early ones few. So split the sequence into $2c$ chunks and give
 # rank $i$ chunks $i$ and $2c - 1 - i$: now all have the same work. Compare layouts for Llama 3 70B ($k = 8$). Ulysses

@@ -87,9 +87,10 @@ Reveal(
 #   one more all-to-all.
 # - **The expert's output**: only if you weight it after the down matmul. Weight down's *input* instead. The result is
 #   the same because the matmul is linear, and you've saved that input anyway.
-# - **The routing indices**: yes, a few bytes per assignment.
+# - **The routing indices**: a few bytes per assignment.
+# - **The router's scores**: plain code's float32 softmax saves $4sbE$.
 #
-# So $E$ appears nowhere. A layer saves as much as a dense MLP of width $\kappa f$, whatever the number of experts.
+# Beyond that, a layer saves as much as a dense MLP of width $\kappa f$.
 #
 # Now share the layer by **expert parallelism** on the ranks that share
 # attention by TP and SP (Megatron: `--expert-model-parallel-size` $t$ with `--expert-tensor-parallel-size 1`). Each of $t$ ranks holds $E/t$ whole experts and routes its own tokens. An

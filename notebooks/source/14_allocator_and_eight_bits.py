@@ -13,7 +13,7 @@ from actmem.rows import total
 from actmem_course.figures import Checks, GuessLine, LiveFigure, Panel, Prediction, Reveal
 from actmem_course.figures import choice, play, size_text, steps
 from actmem_course.figures import ch14_allocator_and_eight_bits as show
-from actmem_course.predicted.eight_bits import eight_bit_rows
+from actmem_course.predicted.eight_bits import break_even_tokens, eight_bit_rows
 from actmem_more.llama_shape import llama_shape
 
 checks = Checks()
@@ -151,7 +151,8 @@ for orientations in (1, 2):
         f"a small layer, inputs in {('one orientation', 'both')[orientations - 1]}",
         [(total(eight_bit_rows(TINY, orientations)), ledger.total_bytes)],
     )
-checks.show()
+display(checks.show())
+print(f"Llama 3 8B's layer: 8 bits save memory from {break_even_tokens(LLAMA):,} tokens on, inputs in one orientation")
 
 # %% [markdown]
 # > **Why do this?** FP8 matmuls are faster, and with long microbatches you save memory.
@@ -207,7 +208,8 @@ Panel(
 # %% [markdown]
 # Before torch runs out, it gives wholly free segments back. A free block beside a live tensor keeps its segment.
 # *Expandable* segments grow in pages of 20 MiB, and torch gives free pages back: of a free block the whole pages in it. So run the
-# longest batch first, or set `PYTORCH_ALLOC_CONF=expandable_segments:True`.
+# longest batch first, or set `PYTORCH_ALLOC_CONF=expandable_segments:True`
+# (older torch: `PYTORCH_CUDA_ALLOC_CONF`).
 #
 # Now a real GPU and growing batches. From the sizes that torch asked for, our model of the allocator predicts what it reserved:
 
@@ -228,8 +230,7 @@ checks
 
 # %% [markdown]
 # > **Take away**
-# > 1. FP8 linears save memory only with many tokens (the first figure's title has the break-even). With fewer, the
-# >    copies of weights take more.
+# > 1. FP8 linears save memory only with many tokens in a microbatch. With fewer, the copies of weights take more.
 # > 2. A tensor stored in 8 bits takes half the bytes, and only gradients feel the rounding.
 # > 3. What is *reserved* must fit, not just what is allocated.
 # >
@@ -238,4 +239,5 @@ checks
 #
 # **No lab here.** Next: record your model ([chapter 9](09_your_model.ipynb)).
 #
-# **Sources.** `src/actmem_course/others/allocator.py` · `src/actmem_more/store.py`.
+# **Sources.** PyTorch, [CUDA semantics](https://docs.pytorch.org/docs/stable/notes/cuda.html), memory management ·
+# `src/actmem_course/others/allocator.py` · `src/actmem_more/store.py`.

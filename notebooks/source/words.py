@@ -16,15 +16,15 @@ from notebooks.source.build import SOURCES
 
 #: At most so many words and minutes.
 LIMITS = {
-    "01_memory_wall": (1631, 25),
-    "02_counting_bytes": (1760, 45),
-    "03_tensor_parallelism": (1373, 35),
+    "01_memory_wall": (1631, 35),
+    "02_counting_bytes": (1760, 50),
+    "03_tensor_parallelism": (1373, 40),
     "04_sequence_parallelism": (1333, 40),
-    "05_recomputation": (1700, 60),
-    "06_pipeline": (1352, 55),
-    "07_time": (1222, 45),
+    "05_recomputation": (1700, 45),
+    "06_pipeline": (1352, 35),
+    "07_time": (1222, 35),
     "08_todays_layer": (900, 35),
-    "09_your_model": (1020, 35),
+    "09_your_model": (1050, 35),
     "10_the_loss": (850, 35),
     "11_adapters": (900, 35),
     "12_long_sequences": (1210, 35),

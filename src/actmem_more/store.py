@@ -151,9 +151,10 @@ class EightBits:
 
 
 def eight_bits(flat: Tensor) -> tuple[Tensor, Tensor]:
-    """Convert elements ``[n]`` to 8 bits.
+    """Round elements ``[n]`` to 8-bit integers, with a scale for each block of 256: its largest magnitude / 127.
 
-    Returns: int8 ``[blocks, 256]``, the last block filled up with zeros, and the float32 scales ``[blocks, 1]``.
+    Returns: int8 ``[blocks, 256]``, the last block filled up with zeros, and float32 scales ``[blocks, 1]``. Their
+        product is the rounded elements (``from_eight_bits``).
     """
     blocks = F.pad(flat, (0, -len(flat) % BLOCK)).view(-1, BLOCK).float()
     scales = (blocks.abs().amax(1, keepdim=True) / 127).clamp(min=torch.finfo(torch.float32).tiny)

@@ -36,7 +36,7 @@ WALL = wall(
 @pytest.mark.parametrize(
     "draw, step",
     [
-        (gpu.wall_bars, "wall"), (gpu.step_curve, "wall"), (gpu.table4_bars, "table4"),
+        (gpu.wall_bars, "wall"), (gpu.step_curve, "wall"), (gpu.table4_bars, "table4"), (gpu.strangers_bars, "strangers"),
     ],
 )  # fmt: skip
 def test_each_drawing_is_valid_of_the_results_that_are_there(draw, step):

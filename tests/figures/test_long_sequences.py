@@ -46,7 +46,7 @@ def test_a_million_tokens_step_by_step():
     assert host.bytes == chunks.bytes - 30 * x
     assert tiles.bytes == 3 * x + attention + 3 * x
     assert shared.bytes == tiles.bytes // 8  # of 131,072 tokens each; a tile is small beside them
-    assert [cost(step) for step in (recomputed, host)] == ["adds 33% FLOPs", "256 GiB out, and back"]
+    assert [cost(step) for step in (recomputed, host)] == ["+33% FLOPs", "copies 256 GiB"]
 
 
 @pytest.mark.parametrize("tile, gradients_there", [(None, 1), (TILE, 3)])

@@ -357,7 +357,12 @@ class ProvenanceTracker(QuietDispatchMode):
                 )  # fmt: skip
 
     def note_names(self, names: tuple[str, ...], tensors: tuple[Tensor, ...], also: str) -> None:
-        """Note the names that a layer gives its tensors: one of ``drop.NAME_READERS``, with their arguments."""
+        """Note the names that a layer gives its tensors; called as one of ``drop.NAME_READERS``.
+
+        Args:
+            names, tensors: of the same length.
+            also: the name of what else autograd has saved without a name since the previous call; "" gives it none.
+        """
         for name, tensor in zip(names, tensors):
             if (storage := storage_of(tensor)) is not None:
                 self._terms.setdefault(storage, {})[int(tensor.storage_offset())] = name

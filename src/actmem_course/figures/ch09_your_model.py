@@ -87,7 +87,7 @@ def published_causes() -> Fold:
     """Explain why plan differs, in a line for each run that is more than 3% off."""
     runs = [run for run in published_runs() if abs(run.difference_percent or 0) > 3]
     return Fold(
-        f"Why {len(runs)} of them are further off",
+        f"Why {len(runs)} of them are more than 3% off",
         "\n".join(f"{run.name}, {run.difference_percent:+.1f}%: {run.why}" for run in runs),
         prose=True,
     )

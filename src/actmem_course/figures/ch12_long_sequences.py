@@ -33,10 +33,10 @@ _FILLS = {
 def cost(step: LongStep) -> str:
     """Return what a step costs, in a few words: bytes copied, bytes sent, or FLOPs."""
     if step.copied_bytes:
-        return f"{size_text(step.copied_bytes)} out, and back"
+        return f"copies {size_text(step.copied_bytes)}"
     if step.sent_bytes:
         return f"each sends {size_text(step.sent_bytes)}"
-    return f"adds {100 * step.added_flops:.2g}% FLOPs"
+    return f"+{100 * step.added_flops:.2g}% FLOPs"
 
 
 def long_bars(shape: LlamaShape, c: int = 8) -> Drawing:

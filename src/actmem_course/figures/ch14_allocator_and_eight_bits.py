@@ -5,7 +5,7 @@ from __future__ import annotations
 from actmem.rows import Row, total
 from actmem_course.figures.bars import bar_chart
 from actmem_course.figures.diagrams import Box, boxes, diagram
-from actmem_course.figures.marks import Drawing
+from actmem_course.figures.marks import Drawing, legend
 from actmem_course.figures.style import FILLS
 from actmem_course.figures.units import size_text
 from actmem_course.others.allocator import MEBIBYTE, CachingAllocator, MemoryBlock, blocks_of
@@ -55,6 +55,7 @@ ORDERS = {"shortest first": _BATCHES, "longest first": _BATCHES[::-1]}
 #: state of Adam's, which stays.
 _STEPS = [(b, way) for b in range(3) for way in (*["take"] * 3, *["free"] * 3, *([] if b else ["state"] * 3))]
 EVENTS_PLAYED = range(1, len(_STEPS) + 1)
+_USES = {"this batch": "activations", "Adam's states": "optimizer states", "free, and reserved": "freed"}
 _PLAIN, _EXPANDABLE = SEGMENTS = "plain", "expandable"
 
 
@@ -84,19 +85,20 @@ def memory_map(moment: int, segments: str = _PLAIN, order: str = "shortest first
     drawn = []
     for y, first in enumerate(memory.segments):
         for block in blocks_of(first):
-            used_by = "activations" if block in live else "optimizer states" if block.in_use else "freed"
-            size, fill = block.size // MEBIBYTE, FILLS[used_by]
-            words = f"{block.name if block.in_use else 'free, and reserved'}: {size} MiB"
+            use = "this batch" if block in live else "Adam's states" if block.in_use else "free, and reserved"
+            size, fill = block.size // MEBIBYTE, FILLS[_USES[use]]
+            words = f"{block.name if block.in_use else use}: {size} MiB"
             drawn.append(Box((block.address - first.address) / MEBIBYTE, y, size, 0.8, fill, str(size), words))
     held, reserved = memory.allocated // MEBIBYTE, memory.reserved // MEBIBYTE
     tensor = f"takes tensor {len(live)}" if way == "take" else f"frees tensor {len(live) + 1}"
     doing = "Adam makes a state, which stays" if way == "state" else f"Batch {batch + 1} {tensor}"
-    return diagram(
+    drawing = diagram(
         f"{doing}: {held} MiB allocated, {reserved} MiB reserved,<br>"
         f"{reserved - held} MiB free, of which torch can't give {memory.stuck // MEBIBYTE} MiB back",
-        boxes(drawn),
-        f"{len(memory.segments)} segment{'s' * (len(memory.segments) > 1)} of "
-        f"{', '.join(str(sum(b.size for b in blocks_of(s)) // MEBIBYTE) for s in memory.segments)} MiB; "
+        [*legend({use: FILLS[what] for use, what in _USES.items()}), *boxes(drawn)],
+        f"Segments of {', '.join(str(sum(b.size for b in blocks_of(s)) // MEBIBYTE) for s in memory.segments)} MiB; "
         f"{held} MiB of them hold tensors. {doing}.",
-        width=102, height=7, pixels=340, left=-1, top=-0.3,
+        width=102, height=7, pixels=380, left=-1, top=-0.3,
     )  # fmt: skip
+    drawing.layout["showlegend"] = True
+    return drawing

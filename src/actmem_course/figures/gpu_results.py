@@ -29,6 +29,7 @@ _TO_ITS_END = {
     "selective + sequence parallel": "selective + SP, literal",
     "full recompute": "full recompute, literal",
 }
+_STRANGERS = {"llama_1b": "Llama 3.2 1B", "llama_8b_lora": "Llama 3 8B with LoRA"}
 
 Result = Mapping[str, Any]
 
@@ -188,4 +189,24 @@ def layer_times(result: Result) -> Fold:
         f"{forward} ms forward and {backward} ms backward; with it, {sequence:+.0%}. "
         f"Large matmuls run at {matmuls:.1f} times an A100's peak rate, copies at {memory:.1f} times its bandwidth.",
         prose=True,
+    )
+
+
+def strangers_bars(result: Result) -> Drawing:
+    """Peaks of models that others wrote: of fake tensors with cuBLAS's workspaces, and as allocated."""
+    rows = {
+        f"{_STRANGERS.get(row['name'].partition(' ')[0], row['name'])}, {row['sizes'].replace(',', ', ')}": row
+        for row in result["strangers"]
+        if "peak_bytes" in row.get("record_fake", {})
+    }
+    seen = {name: row["peak_bytes"] for name, row in rows.items()}
+    predicted = {name: row["record_fake"]["peak_bytes"] + row["cublas_bytes"] for name, row in rows.items()}
+    apart = {name: abs(predicted[name] - seen[name]) for name in rows}
+    return bar_chart(
+        f"Predicted with fake tensors, measured on the {device(result)}:<br>at most {max(apart.values()):,} B apart",
+        {"fake tensors + cuBLAS's workspaces": predicted, "measured": seen},
+        "peak of one training step",
+        beside=True,
+        fills=_SIDES,
+        about={name: f"{size:,} B apart" for name, size in apart.items()},
     )

@@ -390,4 +390,4 @@ def _now_finding(blocks: Sequence[Block], saved: Sequence[Block], now: Block | N
     if now is None:
         return f"In memory now: {held};<br>after the forward pass: {of_all}"
     size = size_text(now.on_device) if now.on_device else "not saved, recomputed in backward"
-    return f"{now.row.term}: {size};<br>stored so far {held} of {of_all}"
+    return f"{now.row.term}: {size};<br>saved so far {held} of {of_all}"

@@ -171,7 +171,8 @@ class CaseRun:
     def see(self, seen: Observation) -> None:
         """Note an observation.
 
-        Raises: Unlike if there is a ``reference``, and it observed something else under this name.
+        Raises: Unlike if there is a ``reference`` that saw something else, or nothing, under this name. A cost never
+            raises.
         """
         self.seen[seen.name] = seen
         if self.reference is not None and seen.tells_apart and not seen.same_as(self.reference.get(seen.name)):

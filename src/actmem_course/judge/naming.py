@@ -109,11 +109,12 @@ class ExerciseJudge:
 
         Args:
             learners: the learner's run.
-            wrong: the names of the observations in which it differs from ours, the first first.
-            group: the group's name.
+            wrong: the names of the observations in which it differs from ours, as ``differences`` orders them; empty
+                if it only raised.
+            group: one of ``groups()``.
 
-        Returns: the first mistake that does all the same; and, if there is none, the first that does the same up to
-            the first wrong observation.
+        Returns: (mistake, None) for the first mistake whose run equals the learner's. Without one, (None, the first
+            mistake that makes ``wrong[0]`` wrong in the same way, or None).
         """
         first_match: Mistake | None = None
         solution = inspect.getsource(self.module)

@@ -289,7 +289,10 @@ class TensorSeen(Observation):
         return in_single[0] != in_single[1] and bool(x.any() and y.any()) and close(x, y, SINGLE_PRECISION)
 
     def equal(self, found: Tensor, right: Tensor) -> bool:
-        """Return whether a tensor of the right shape and dtype has the right values."""
+        """Return whether a tensor of the right shape and dtype has the right values.
+
+        They may differ by ``tolerance`` times the largest value of ``right``, which counts as at least 1.
+        """
         return close(found, right, self.tolerance)
 
     def accepts(self, both: BesideOurs) -> bool:

@@ -471,7 +471,8 @@ class VirtualRanks:
 
         Args:
             job: takes a rank.
-            file: the learner's file, whose lines are named.
+            file: the path of the learner's file. What is said of a collective names the line there that ran it; with
+                "" it names none.
 
         Returns: for each rank, what its job returned, or the exception that it raised.
         """

@@ -1,13 +1,12 @@
-"""One training step tensor by tensor, and how much larger a microbatch recomputation allows."""
+"""One training step tensor by tensor, and its peak with what is recomputed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cache
 
-from actmem.config import ModelShape
+from actmem.config import ModelShape, Parallel
 from actmem.formulas.activations import layer_rows
 from actmem.recipes import Recompute
 from actmem.rows import Row, total
@@ -67,13 +66,7 @@ def _frozen(held: Sequence[Sequence[Row]]) -> tuple[tuple[Row, ...], ...]:
     return tuple(map(tuple, held))
 
 
-def fullest_bytes(shape: ModelShape, recompute: Recompute | str) -> int:
-    """Return the peak bytes of the layers: what they keep when backward begins, with one layer recomputed."""
-    whole, kept = total(layer_rows(shape)), total(layer_rows(shape, recompute=recompute))
+def fullest_bytes(shape: ModelShape, recompute: Recompute | str, parallel: Parallel = Parallel()) -> int:
+    """Return the peak bytes of a rank's layers: what they keep when backward begins, with one layer recomputed."""
+    whole, kept = total(layer_rows(shape, parallel)), total(layer_rows(shape, parallel, recompute))
     return shape.num_layers * kept + (whole - kept)
-
-
-@cache
-def batch_factor(shape: ModelShape, recompute: Recompute | str) -> Fraction:
-    """Return how many sequences fit in the memory that one takes without recomputation."""
-    return Fraction(fullest_bytes(shape, "none"), fullest_bytes(shape, recompute))

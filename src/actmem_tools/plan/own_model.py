@@ -329,18 +329,22 @@ def outcome(model: OwnModel, asked: StepOptions, dtype: str) -> dict:
 
     Returns: a dict with these keys.
         num_parameters, num_trained: elements of all weights, and of the trained ones.
-        blocks: their "path" in the model and their "number".
+        blocks: their "path" in the model, and "number", how many there are.
         sizes: the model's sizes by letter, without b.
         asked: the options asked for, as a dict with "text", "micro_batch_size", "blocks_again" (layers that are
-            recomputed), "sharded", "bytes", "seconds", "waiting_seconds", "hidden_seconds", and "code" to paste.
+            recomputed), "sharded" (by FSDP2, else DDP), "bytes" (needed on a GPU), "seconds" of a step, of which
+            "waiting_seconds" wait for data-parallel collectives, "hidden_seconds" (collectives that run beside
+            computation and are not in "seconds"), and "code" to paste.
         usable_bytes: memory of a GPU that a plan may fill.
         fits: whether the options asked for fit.
         bill: their bill, a list of dicts with "term", "bytes" and "source".
         kept_bytes: what forward saves for backward with them.
         notes: sentences on the bill's limits.
         ways: the three fastest options that fit, as dicts like "asked".
-        all_blocks: the options asked for, and those with all blocks recomputed, as dicts like "asked".
-        largest: for no block and for all blocks recomputed, the largest "b" and "s" that fit.
+        all_blocks: dicts like "asked": the options asked for and, for each part of a block that can be recomputed,
+            those with that part recomputed in all blocks. Only the first if the model itself recomputes.
+        largest: by "no block runs again" (not if the model itself recomputes) and "all blocks run again", a dict of
+            the largest "b" that fits, and of the largest "s" if the model has one.
     """
 
     def described(opts: StepOptions) -> dict:

@@ -175,7 +175,11 @@ def transient(layer: StagePart, ends: StagePart | None, first: bool, last: bool,
 
 @cache
 def families() -> dict[str, dict]:
-    """Load the stored tapes, as ``evaluate.packed`` wrote them, by the kind of model: "gpt", "llama" and others."""
+    """Load the stored tapes.
+
+    Returns: by the kind of model ("gpt", "llama", …), a dict with "letters", "formulas", "words" and "tapes", as
+        ``evaluate.packed`` returns it; ``stored_tape`` reads one of its tapes.
+    """
     # Not read by its path: in a browser the package is an archive.
     return json.loads(resources.files("actmem_tools.tape").joinpath(FILE.name).read_text(encoding="utf-8"))
 

@@ -10,8 +10,6 @@ LAB = Lab("lab8_plan", "Lab 8: what fits", "09_your_model", (
 # fmt: off
 LAB.mistakes["8.1"] = (
     Mistake("divide the parameters and round up", "then multiply by the bytes of each",
-        {"12 * (share if zero_stage >= 1 else num_parameters)":
-            "-(-12 * num_parameters // data_parallel_size) if zero_stage >= 1 else 12 * num_parameters"},
         {f"{n} * (share if zero_stage >= {stage} else num_parameters)":
             f"-(-{n} * num_parameters // data_parallel_size) if zero_stage >= {stage} else {n} * num_parameters"
          for n, stage in ((2, 3), (4, 2), (12, 1))}),

@@ -135,7 +135,7 @@ EDITS = [
     # What a stranger and a learner met.
     ("3.1", r"^reduce_scatter \(lab3_\w+\.py:\d+\) is given a tensor that is not contiguous; .* as they lie in memory",
      "dist.reduce_scatter_tensor(result, x.contiguous(), group=group)", "dist.reduce_scatter(result, list(x.chunk(dist.get_world_size(group))), group=group)"),
-    ("3.1", r"^all_to_all, which torch's own backward calls, is given a tensor that is not contiguous; .*: write that backward yourself", "return _G.apply(x, group)", "from torch.distributed.nn.functional import all_gather\n\n    return torch.cat(all_gather(x.contiguous(), group=group))"),
+    ("3.1", r"^all_to_all, which torch's own backward calls, is given a tensor that is not contiguous; .* in torch's backward, write your own Function", "return _G.apply(x, group)", "from torch.distributed.nn.functional import all_gather\n\n    return torch.cat(all_gather(x.contiguous(), group=group))"),
     ("2.3", r"^the forward is right, but bias gets no gradient; .* detached on the way, by \.detach\(\) or by nn\.Parameter", "weight, bias)", "weight, bias.detach())"),
     ("3.2", r"is 1/t .* this rank's share of the sum .*; .* Each rank's x is one term of a sum", SCATTERED, SCATTERED.replace("return result", "return result / dist.get_world_size(group)")),
     ("3.3", r"all_gather .* on a tensor that needs a gradient.*or call a function that has one", "g(x, group), weight, bias", "_gathered(x, group), weight, bias"),

@@ -138,10 +138,9 @@ def check_contiguous(kind: str, line: str, tensors: list[Tensor]) -> None:
     """
     if not all(map(_is_dense if kind in _BY_ELEMENT else Tensor.is_contiguous, tensors)):
         call = f"{kind} ({line})" if line else f"{kind}, which torch's own backward calls,"
-        repair = "give it x.contiguous(), or a copy, and use that"
         raise Wrong(
             f"{call} is given a tensor that is not contiguous",
-            repair if line else "write that backward yourself, in a torch.autograd.Function, and make grad contiguous",
+            "give it x.contiguous(), or a copy, and use that; in torch's backward, write your own Function",
             "a collective takes a tensor's elements as they lie in memory",
         )
 

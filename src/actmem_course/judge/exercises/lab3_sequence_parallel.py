@@ -1,6 +1,6 @@
 """Lab 3: its exercises, and mistakes that are edits of our solution."""
 
-from actmem_course.judge.exercise import Exercise, Lab, Mistake, ways
+from actmem_course.judge.exercise import Exercise, Lab, Mistake, replacing, ways
 
 LAB = Lab("lab3_sequence_parallel", "Lab 3: sequence parallelism", "04_sequence_parallelism", (
     Exercise("3.1", "g", "The ranks, before and after", takes_group=True),
@@ -14,21 +14,19 @@ LAB = Lab("lab3_sequence_parallel", "Lab 3: sequence parallelism", "04_sequence_
 
 # fmt: off
 LAB.mistakes["3.3"] = (
-    Mistake("bias is multiplied by t", "nothing is summed after it, so add it once",
-        {"g(x, group), weight, bias": "g(x, group), weight, dist.get_world_size(group) * bias"}),
-    Mistake("the result has this rank's tokens only, not all s", "call g on x first: the weight must meet all tokens",
-        {"return F.linear(g(x, group), weight, bias)": "return F.linear(x, weight, bias)"}),
-    Mistake("bias is missing", "give it to F.linear",
-        {"g(x, group), weight, bias": "g(x, group), weight"}),
-    Mistake("bias comes twice", "it belongs after the linear, once",
-        {"F.linear(g(x, group), weight, bias)": "F.linear(g(x, group), weight, bias) + bias"}),
-    Mistake("g_bar is called on the result", "call g on x, and nothing on the result: each rank has its own features",
-        {"F.linear(g(x, group), weight, bias)": "g_bar(F.linear(g(x, group), weight, bias), group)"}),
-    Mistake("the features of all ranks are gathered", "call g on x, and nothing on the result",
-        {"return F.linear(g(x, group), weight, bias)":
-            "return g(F.linear(g(x, group), weight, bias).movedim(-1, 0), group).movedim(0, -1)"}),
-    Mistake("g is called on the result", "call it on x, so that this rank's weight meets all tokens",
-        {"F.linear(g(x, group), weight, bias)": "g(F.linear(x, weight, bias), group)"}),
+    *replacing("F.linear(g(x, group), weight, bias)",
+        ("bias is multiplied by t", "nothing is summed after it, so add it once",
+            "F.linear(g(x, group), weight, dist.get_world_size(group) * bias)"),
+        ("the result has this rank's tokens only, not all s", "call g on x first: the weight must meet all tokens",
+            "F.linear(x, weight, bias)"),
+        ("bias is missing", "give it to F.linear", "F.linear(g(x, group), weight)"),
+        ("bias comes twice", "it belongs after the linear, once", "F.linear(g(x, group), weight, bias) + bias"),
+        ("g_bar is called on the result", "call g on x, and nothing on the result: each rank has its own features",
+            "g_bar(F.linear(g(x, group), weight, bias), group)"),
+        ("the features of all ranks are gathered", "call g on x, and nothing on the result",
+            "g(F.linear(g(x, group), weight, bias).movedim(-1, 0), group).movedim(0, -1)"),
+        ("g is called on the result", "call it on x, so that this rank's weight meets all tokens",
+            "g(F.linear(x, weight, bias), group)")),
 )
 LAB.mistakes["3.4"] = (
     Mistake("what a layer norm returns is added to the branch, or the norm comes after the addition",

@@ -55,8 +55,6 @@ LAB.mistakes["4.3"] = (
         *ways(", k, v)", ".detach(), k, v)", ", k.detach(), v)", ", k, v.detach())")),
 )
 LAB.mistakes["4.4"] = (
-    Mistake("what layer runs on is detached from checkpoint's argument", "checkpoint(lambda y: layer(y, …), x)",
-        {"layer(y, w, dropouts)": "layer(x.detach(), w, dropouts) + 0 * y"}),
     Mistake("checkpoint takes tensors only, and w and dropouts are not", "close over them in a lambda y",
         {"checkpoint(lambda y: layer(y, w, dropouts), x)": "checkpoint(layer, x, w, dropouts)"}),
     Mistake("x is added to the layer's result", "layer adds it already, in its two residual branches",

@@ -39,8 +39,6 @@ LAB.mistakes["6.2"] = (
     *replacing("return math.sqrt(cut + whole)",
         ("the root is missing", "this is the sum of the squares", "return float(cut + whole)"),
         ("parameters that are replicated are left out", "", "return math.sqrt(cut)"),
-        ("parameters that are replicated are counted t − 1 times", "add them once, on whichever rank",
-            "return math.sqrt(cut + (model.tp.size - 1) * whole)"),
         ("the squares are averaged over the ranks, not summed", "", "return math.sqrt(cut / model.tp.size + whole)")),
     Mistake("a model that is not shared (model.tp.size is 1) is summed over all ranks", "run no collective there",
         {"if model.tp.size > 1:\n        dist.all_reduce(cut, group=model.tp.group": "dist.all_reduce(cut"}),

@@ -27,11 +27,8 @@ LAB.mistakes["8.2"] = (
     Mistake("fixed_bytes are counted for each microbatch in flight", "count them once",
         {"fixed_bytes + in_flight * b * bytes_per_sequence": "in_flight * (fixed_bytes + b * bytes_per_sequence)"}),
     Mistake("fixed_bytes are left out", "they take memory as well", {"fixed_bytes + in_flight": "in_flight"}),
-    Mistake("the stage holds min(p, n) microbatches at once, not one", "",
-        {"min(pipeline_parallel_size, sequences // b)": "1"},
-        {"fixed_bytes + in_flight * b * bytes_per_sequence <= memory_bytes":
-            "b <= (memory_bytes - fixed_bytes) / (bytes_per_sequence or 1)"}),
     *replacing("min(pipeline_parallel_size, sequences // b)",
+        ("the stage holds min(p, n) microbatches at once, not one", "", "1"),
         ("all microbatches of the step are counted as in flight", "the first stage holds min(p, n)", "sequences // b"),
         ("p microbatches are counted as in flight even if the step has fewer", "min(p, n)", "pipeline_parallel_size")),
     Mistake("this is the number of microbatches", "return their size",

@@ -57,7 +57,8 @@ Reveal(
 #
 # That is what the *model* needs. **MFU** (model FLOPs utilisation) is this number over what the devices could do in
 # the time that an iteration takes. **HFU** (hardware) counts the FLOPs that really ran, recomputation included.
-# So at the same batch, recomputing more can raise HFU, never MFU.
+# So at the same batch, recomputing more can raise HFU, never MFU. (Equation 7 counts all $s^2$ scores. Megatron's log
+# counts half of them, those that the causal mask leaves.)
 #
 # Check it: let torch count the matmuls of a whole model. On the `meta` device tensors have shapes and no data, so you
 # can run four layers of the 22B model, forward and backward:

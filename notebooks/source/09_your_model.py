@@ -415,7 +415,7 @@ for plan in plans.plans:
 #    get a fused kernel.
 # 3. **Do you have more than one sequence in a microbatch?** Take one, unless the matmuls get too small for the GPU.
 # 4. **Are the bytes weights and states?** If you have replicas, turn half of them into pipeline stages, or shard more
-#    (ZeRO-2, ZeRO-3: without a pipeline only).
+#    (ZeRO-2, ZeRO-3: DeepSpeed and this planner want no pipeline with them; torchtitan's FSDP2 runs with one).
 # 5. **Does it still not fit?** Turn replicas into context-parallel ranks, then recompute everything.
 
 # %% jupyter={"source_hidden": true}

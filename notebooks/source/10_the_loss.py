@@ -64,8 +64,9 @@ Reveal(
 # gradient, $-1$ at the target and $v - 1$ zeros; and the gradient of the logits, made from both. Add the output layer's
 # input, $2h$, and a 64-bit target: **$6v + 2h + 8$ bytes per token**, $12v$ instead of $6v$ with float32 logits.
 # (Megatron's `vocab_parallel_cross_entropy` turns one float32 copy of the logits into $P$, in place: $4v$ for $P$ and
-# $2v$ for the logits or their gradient: the figure's *softmax in place*. On $t$ ranks it works on $v/t$ logits;
-# `F.cross_entropy` needs all of them on every rank, so its bars stay.) Watch the step with 16-bit logits on fake
+# $2v$ for the logits or their gradient: the figure's *softmax in place*. On $t$ ranks it works on $v/t$ logits.
+# Plain `F.cross_entropy` needs all of them on every rank, so its bars stay; inside DTensor's `loss_parallel` it works on
+# $v/t$ too.) Watch the step with 16-bit logits on fake
 # tensors, 8,192 tokens:
 
 # %% jupyter={"source_hidden": true}
@@ -110,7 +111,8 @@ LiveFigure(show.loss_timeline(loss_step("16 bits"), v, "the loss of 16-bit logit
 #
 # A token's loss reads the logits of no other token. So take $u$ tokens: compute their logits, save $\log\sum e^z$, one
 # number per token, and drop the logits. Backward recomputes them: one more matmul, $2sbhv$ FLOPs. The output layer's
-# input, $2sbh$, stays, with 8 bytes per token: that number in float32, and the target in 32 bits.
+# input, $2sbh$, stays, with 8 bytes per token: that number in float32, and the target in 32 bits. (From 2.13 on torch has a
+# chunked loss too: `F.linear_cross_entropy` with `options`.)
 
 # %%
 torch.manual_seed(0)

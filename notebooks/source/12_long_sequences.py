@@ -250,8 +250,8 @@ Panel(
 # In a ring no rank sees a whole row of scores: it adds up the softmax's numerators and denominators as keys come in.
 #
 # With a causal mask, late tokens read many keys and early ones few. So split the sequence into $2c$ chunks and give
-# rank $i$ chunks $i$ and $2c - 1 - i$: now all have the same work. Compare layouts for Llama 3 70B ($k = 8$). Ulysses
-# sends Q and the output too, and saves the output twice:
+# rank $i$ chunks $i$ and $2c - 1 - i$: now all have the same work. Compare layouts for Llama 3 70B ($k = 8$) at 8,192
+# tokens. Ulysses sends Q and the output too, and saves the output twice:
 
 # %% jupyter={"source_hidden": true}
 from actmem.formulas.communication import counts, wire_bytes
@@ -283,7 +283,7 @@ for t, c, kind in ((8, 1, ""), (4, 2, "gather"), (4, 2, "ulysses"), (16, 1, ""),
     saved = total(llama_rows(large, parallel, context_kind=kind))
     sent = wire_bytes([*llama_collectives(large, parallel), *context_collectives(large, parallel, kind)])
     lines.append((layout, t * c, size_text(saved), size_text(sent)))
-print(text_table(("Llama 3 70B, a layer", "ranks", "a rank saves", "sends"), lines, " rrr"))
+print(text_table((f"Llama 3 70B, s = {large.seq_length:,}", "ranks", "a layer saves", "sends"), lines, " rrr"))
 checks.show()
 
 # %% [markdown]
@@ -296,7 +296,8 @@ checks.show()
 #
 # You fine-tune Llama 3 8B with frozen 16-bit weights on one GPU of 80 GiB, with a host of 256 GiB. Which steps does a
 # sequence of 262,144 tokens need? Does a link of 50 GB/s hide the copies, at $4 \cdot 10^{14}$ FLOPs a second? How
-# many GPUs do a million tokens take? (A layer's forward pass takes $2 \cdot 218 \cdot 10^6 + 4sh$ FLOPs per token.)
+# many GPUs do a million tokens take? (A layer's forward pass takes $2 \cdot 218 \cdot 10^6 + 4sh$ FLOPs per token, all
+# scores counted; a causal kernel computes half of $4sh$.)
 
 # %% jupyter={"source_hidden": true}
 quarter = LLAMA.with_sizes(seq_length=2**18)

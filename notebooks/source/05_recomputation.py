@@ -199,7 +199,7 @@ display(checks.show())
 in_words(saved(RecomputeSameDropout.apply))
 
 # %% [markdown]
-# You save one more tensor, the generator's state: on a CPU a few thousand bytes (open the fold), on a CUDA GPU 16, for any region.
+# You save one more tensor, the generator's state: on a CPU a few thousand bytes (open the line below), on a CUDA GPU 16, for any region.
 # And the gradients are bit-identical.
 #
 # **Step 3: stop early.** The backward pass needs the tensors that the core *saves*, not its output. Its last operation is the

@@ -62,7 +62,7 @@ def interleaved(
     raise NotImplementedError
 
 
-# 5.3: read “Figure 9: every rank, and the outputs that nothing reads”
+# 5.3: read “Outputs that nothing reads any more (figure 9)”
 def free_output(output: torch.Tensor) -> None:
     """Free the memory of a stage's output once it is sent; output.backward(gradient) still works.
 

@@ -33,6 +33,15 @@ def in_repository(name):
 
 
 @pytest.mark.parametrize("name", lab_names())
+def test_a_learner_is_sent_to_a_section_that_is_there(name):
+    lab = load_lab(name)
+    for exercise in lab.exercises:
+        source = FOLDER.parent / "notebooks" / "source" / f"{exercise.chapter or lab.chapter}.py"
+        headings = re.findall(r"^# #+ (.*)$", source.read_text(encoding="utf-8"), re.MULTILINE)
+        assert exercise.section in headings, exercise.number
+
+
+@pytest.mark.parametrize("name", lab_names())
 def test_labs_are_cut_from_solutions(name):
     # Cut anew and not yet staged, it is right too.
     there = (in_repository(name), (FOLDER / f"{name}.py").read_text(encoding="utf-8"))

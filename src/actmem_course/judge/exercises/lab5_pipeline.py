@@ -5,7 +5,7 @@ from actmem_course.judge.exercise import Exercise, Lab, Mistake, replacing
 LAB = Lab("lab5_pipeline", "Lab 5: the pipeline", "06_pipeline", (
     Exercise("5.1", "one_forward_one_backward", "One forward, one backward"),
     Exercise("5.2", "interleaved", "Interleaving: less idle time, more bytes"),
-    Exercise("5.3", "free_output", "Figure 9: every rank, and the outputs that nothing reads"),
+    Exercise("5.3", "free_output", "Outputs that nothing reads any more (figure 9)"),
     Exercise("5.4", "how_many_fit", "Appendix C: recompute only what does not fit"),
 ), one_process=True)  # fmt: skip
 

@@ -8,8 +8,6 @@ FINDINGS.md.
 ``2.9.1@3.10`` tests one version on another Python, ``python3.10`` by name.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -5,8 +5,6 @@ commands, which takes minutes and no GPU, and keeps their answers for chapter 9.
 whatever the differences: chapter 9 has their causes.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 import subprocess

@@ -7,8 +7,6 @@ Exit code 0 if every pair differs from its formula by a few tensors of one numbe
 its peak; 1 if any does not; 2 on wrong use. Needs no GPU.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

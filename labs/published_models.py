@@ -1,7 +1,5 @@
 """A model of published runs that has no name in ``actmem plan``: a factory for its command line, with transformers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -5,8 +5,6 @@ function defined at the top level of its module; every rank runs it, and the res
 the order of the ranks.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import tempfile

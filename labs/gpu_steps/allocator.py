@@ -1,7 +1,5 @@
 """The caching allocator over growing batches: what it reserved, beside this course's model of it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Which attention kernel torch chooses for the named models, and what each kernel keeps for backward."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

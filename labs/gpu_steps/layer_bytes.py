@@ -4,8 +4,6 @@ By the formula, by the ledger (what autograd saved), by the bytes that torch ask
 blocks that it got.  A block is a tensor's bytes rounded up to 512, or more where a larger free block was not split.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

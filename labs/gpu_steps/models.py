@@ -1,7 +1,5 @@
 """Two models that somebody else wrote, without their weights: for ``actmem record``, ``tape`` and ``plan``."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig

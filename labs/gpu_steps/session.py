@@ -3,8 +3,6 @@
 The result is on disk after each step.  A step that fails is skipped, and the file says why.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import platform

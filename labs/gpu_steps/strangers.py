@@ -4,8 +4,6 @@
 timed.  The steps are measured without waiting for them.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

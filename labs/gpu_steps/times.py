@@ -1,7 +1,5 @@
 """Table 4: forward, backward and the overhead of recomputation, and the layer's matmuls alone as the bound."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from statistics import median
 from typing import Any

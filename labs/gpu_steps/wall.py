@@ -4,8 +4,6 @@ Weights and gradients, Adam's states and every layer's activations are there, as
 is larger than the GPU, torch runs out of memory; each technique of the paper takes it further away.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager

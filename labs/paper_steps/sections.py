@@ -1,7 +1,5 @@
 """What the paper says, model by model, with ours: tables 2 to 5, figures 1, 7 and 9, equations 7 and 8."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from functools import cache, partial

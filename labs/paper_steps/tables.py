@@ -1,7 +1,5 @@
 """How each section of the paper is printed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Group, RenderableType

@@ -3,8 +3,6 @@
 Nothing is run.  Figures move (``live``), and links to labs lead to pages that show them.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import shutil

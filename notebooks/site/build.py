@@ -4,8 +4,6 @@ Everything is made from the stored notebooks; no cell is run.  The first time, p
 the npm registry; after that the site builds without network.
 """
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import sys

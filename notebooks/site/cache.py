@@ -1,7 +1,5 @@
 """What `make site` takes from the npm registry: fetched once, kept in build/cache, never asked for again."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import tarfile

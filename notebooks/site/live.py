@@ -1,7 +1,5 @@
 """Figures of the site that move without a notebook: what a page loads for them, and where they stand in it."""
 
-from __future__ import annotations
-
 import base64
 import html
 import json

@@ -5,8 +5,6 @@ module needs a machine if it imports torch, numpy or subprocess, or a module tha
 statement needs one if it uses a name that came from such a module, or from such a statement.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field

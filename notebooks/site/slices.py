@@ -1,7 +1,5 @@
 """The code that a figure of a chapter needs, and no more: its cell, and what that takes from the cells before it."""
 
-from __future__ import annotations
-
 import ast
 
 from nbformat import NotebookNode

@@ -7,8 +7,6 @@ states and what differs between machines is not stored.  Pictures of figures are
 by Chromium, and only of figures that changed; without Chromium they are left out.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import base64

@@ -1,7 +1,5 @@
 """Kernels on private sockets: two started at once over TCP can be given the same port."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from pathlib import Path

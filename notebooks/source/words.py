@@ -4,8 +4,6 @@ For each chapter: the words of its text, the minutes that it states, and the imp
 limit.  Ends with 1 if one is over.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

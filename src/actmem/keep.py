@@ -1,7 +1,5 @@
 """What our own operators need of autograd: save tensors in a node of their own, stay eager, differentiate once."""
 
-from __future__ import annotations
-
 import functools
 import threading
 from collections.abc import Callable

@@ -13,8 +13,6 @@ With Adam that is 18 bytes a parameter, ``formulas.states.ADAM["float32 gradient
     weights.step(optimizer)
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

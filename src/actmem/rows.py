@@ -4,8 +4,6 @@ A formula returns rows, a ledger returns rows, and ``compare`` matches them by t
 rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 

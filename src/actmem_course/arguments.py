@@ -5,8 +5,6 @@ fault. Rank 0 prints it and exits with 2. The others exit with 0 and print nothi
 soon as one fails and could stop rank 0 before it has printed.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -4,8 +4,6 @@ What is in ``my/`` belongs to the learner: a copy is made once. ``--fresh`` make
 another name. Only this code writes copies.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shlex

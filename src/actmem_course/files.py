@@ -1,7 +1,5 @@
 """The files that labs write: checked before any work, written under another name, then renamed."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

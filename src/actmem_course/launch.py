@@ -3,8 +3,6 @@
 A subprocess, because a notebook's own functions cannot be sent to new processes.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

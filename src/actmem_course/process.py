@@ -1,7 +1,5 @@
 """How every lab writes its output, reports an error and ends."""
 
-from __future__ import annotations
-
 import atexit
 import io
 import os

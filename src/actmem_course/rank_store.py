@@ -6,8 +6,6 @@ values. It stays usable, and the process that started the ranks serves it, so it
 A message is values, never code: a pickle could run anything, so ``torch.load(weights_only=True)`` reads it.
 """
 
-from __future__ import annotations
-
 import io
 import os
 from datetime import timedelta

@@ -5,8 +5,6 @@ watches processes. It serves the store where the ranks meet on the loopback inte
 on every interface.
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import os

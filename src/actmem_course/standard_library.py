@@ -1,7 +1,5 @@
 """Real text that is on every learner's machine: the source of Python's standard library."""
 
-from __future__ import annotations
-
 import sysconfig
 from pathlib import Path
 

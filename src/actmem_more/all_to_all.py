@@ -1,7 +1,5 @@
 """All-to-all along dimension 0: experts and context parallelism send tokens with it."""
 
-from __future__ import annotations
-
 import torch.distributed as dist
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """The output layer and the loss in one operation, a chunk of tokens at a time: all logits never exist at once."""
 
-from __future__ import annotations
-
 from itertools import repeat
 
 import torch

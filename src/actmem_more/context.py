@@ -18,8 +18,6 @@ own keys, a square with a causal mask.  The log-sum-exps say how to add the two 
 each call's backward finds its own part of the gradients (as ring attention does, 2310.01889).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

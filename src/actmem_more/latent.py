@@ -16,8 +16,6 @@ implementations pad the values with zeros instead, and save a wider V and a wide
 here each call adds them and removes them again.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

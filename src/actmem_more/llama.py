@@ -3,8 +3,6 @@
 Reads like the paper's ``transformer.py``: the same collectives around the same two blocks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """Measure one of today's layers by itself."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

@@ -1,7 +1,5 @@
 """What today's layers are made of: RMSNorm, rotary positions, the gated MLP, matmuls without a bias."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

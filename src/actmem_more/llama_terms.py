@@ -21,8 +21,6 @@ One layer, forward and backward, in collectives among the c ranks:
     ulysses         all-to-all Q, K, V and the result; in backward their gradients               4 + 4
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from actmem.config import ELEMENT_BYTES, ConfigError, ModelShape, Parallel, check_choice, check_divides, check_size

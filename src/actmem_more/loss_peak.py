@@ -3,8 +3,6 @@
 With few heads and recomputed layers the largest tensors of a step are here, v numbers a token: see chapter 10.
 """
 
-from __future__ import annotations
-
 from actmem.config import check_choice, check_sizes, check_vocab_size
 from actmem.rows import Row, total
 

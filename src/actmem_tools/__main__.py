@@ -1,7 +1,5 @@
 """``actmem WORD …``: the library's commands.  A command's module is imported only when that command is run."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 

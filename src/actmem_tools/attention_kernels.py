@@ -29,8 +29,6 @@ An H200 with torch 2.11 and cuDNN 9.19 chose what this list says in 12 of 12 cal
 and on sm_90 heads up to 256 wide.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 #: The flash kernel's heads are padded to a multiple of this.

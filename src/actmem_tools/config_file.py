@@ -3,8 +3,6 @@
 Nothing here imports torch or transformers.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ it, as ``ledger.provenance`` followed them, never at a shape alone: a square pic
 ``actmem diff a.json b.json`` prints which saved tensors came, went and stayed between two files of ``record``.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable

@@ -4,8 +4,6 @@ A factory is a function that returns ``(model, inputs)``.  The inputs are a tupl
 keyword arguments.  If it takes sizes as keyword arguments, as ``seq_length=128``, they can be set on the command line.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib.util

@@ -3,8 +3,6 @@
 Random activations stand in for those that other ranks would send, so one emulated rank of many can be measured.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import torch

@@ -3,8 +3,6 @@
 What would ask the device is replaced: random generators, and torch's choice of an attention kernel.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

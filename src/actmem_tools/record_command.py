@@ -1,7 +1,5 @@
 """``actmem record pkg.module:factory``: list what a model saves for backward, and with --step bill a step's peak."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

@@ -3,8 +3,6 @@
 A browser shows it without a server.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from html import escape

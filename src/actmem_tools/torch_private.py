@@ -5,8 +5,6 @@
 - ``torch._subclasses.fake_tensor``: fake tensors, and the exceptions that they raise because they have no values
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 

@@ -6,8 +6,6 @@ gradients and optimizer states, and all that autograd saves.  What data-parallel
 whole, and then divided by the bill's own rule.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 

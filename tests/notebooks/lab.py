@@ -1,7 +1,5 @@
 """JupyterLab on loopback and a Chromium that uses it, for tests and measurements."""
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

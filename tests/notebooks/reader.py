@@ -1,7 +1,5 @@
 """A reader of the site: a server of its files, a window that opens its pages, the links on them; and how figures are used."""
 
-from __future__ import annotations
-
 import http.server
 import re
 from html.parser import HTMLParser

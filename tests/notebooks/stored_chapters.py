@@ -1,7 +1,5 @@
 """The stored chapters, and the few that browsers open as notebooks: a notebook takes most of a minute in JupyterLab."""
 
-from __future__ import annotations
-
 import functools
 
 import nbformat

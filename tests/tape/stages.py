@@ -4,8 +4,6 @@
 ``python -m tests.tape.stages`` records all that the planner's named models need (``make tapes``).
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import sys

@@ -10,8 +10,6 @@ is an exact integer.
 the paper's coefficients, 4 for float32.  Dropout masks take 1 byte an element for every e.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from actmem.config import ELEMENT_BYTES, ModelShape, Parallel, check_choice, check_layer, check_sizes

@@ -16,8 +16,6 @@ Recomputation repeats forward's collectives in both columns: 4 for ``paper-full`
 which ends before the layer's last collective, 2 and 3.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass

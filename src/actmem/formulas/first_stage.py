@@ -5,8 +5,6 @@ and loss, for all microbatches in flight together, at the rank's peak.  ``actmem
 order of actions; each of the three checks the others.  Every byte count is an exact integer.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from fractions import Fraction
 

@@ -9,8 +9,6 @@ Each is counted alone, as eager code runs it: it reads its inputs from the devic
 A fused kernel moves less.  Elements have 2 bytes, those of dropout masks 1.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from fractions import Fraction
 

@@ -6,8 +6,6 @@ can run at all and when each action runs (``timeline``).  Chunk c of rank r is s
 the model; with one chunk, rank and stage are the same.  Source: 2205.05198 section 4.2.3.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction

@@ -4,8 +4,6 @@ Counted for this course's GPT: biases on all four linears of a layer, layer norm
 shift, learned positions, and a word embedding that the output layer shares.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from actmem.config import ConfigError, ModelShape, Parallel, shown

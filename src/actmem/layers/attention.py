@@ -1,7 +1,5 @@
 """Self-attention with the heads shared among the ranks (2205.05198 figures 3 and 4)."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """The whole model, or the part of it that one pipeline stage holds (2205.05198 figure 2)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

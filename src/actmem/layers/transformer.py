@@ -1,7 +1,5 @@
 """One transformer layer in every mode of table 2 (2205.05198 figures 2, 4 and 5)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

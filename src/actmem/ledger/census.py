@@ -4,8 +4,6 @@ The census does not use saved-tensor hooks.  It notes every storage that appears
 starting with the inputs, drops everything but the graph, and adds up what is still alive.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import WeakSet

@@ -4,8 +4,6 @@ Counted at torch's dispatcher, below every Python interface: ``torch.distributed
 functional collectives and DTensor's alike, in forward and in backward.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 from functools import cache

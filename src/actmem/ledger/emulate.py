@@ -6,8 +6,6 @@ but no memory, so a laptop can run a layer of the 1T model.  On a GPU they are r
 single device.  To measure times on a CPU, ask for real tensors.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 

@@ -1,7 +1,5 @@
 """A ledger's and a bill's rows, and how they look as text."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace

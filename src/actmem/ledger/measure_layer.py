@@ -1,7 +1,5 @@
 """Measure one layer by itself, as rows that a prediction can be compared with."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Protocol

@@ -6,8 +6,6 @@ whoever counts by a mode would see one more tensor. So these modes recognise the
 place where torch would.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager

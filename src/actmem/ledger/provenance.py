@@ -5,8 +5,6 @@ A TorchDispatchMode sees every operation's results, below autograd. That finds w
 that an attribute, a closure or a cache keeps alive. And it tells a copy of a weight from an activation.
 """
 
-from __future__ import annotations
-
 import gc
 import sys
 import weakref

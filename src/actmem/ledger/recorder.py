@@ -10,8 +10,6 @@ Hooks can't see everything: an attribute of ctx, a closure and a cache hold tens
 the results of all operations as well, and lists those that are alive at the end without autograd having saved them.
 """
 
-from __future__ import annotations
-
 import gc
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator

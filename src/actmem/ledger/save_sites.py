@@ -4,8 +4,6 @@ A saved-tensor hook is given nothing but the tensor. But it is called from insid
 a stack of the torch functions, and of the autograd Functions, that are running, and reads the top of it.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import weakref

@@ -2,8 +2,6 @@
 lifetimes, replaced functions.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping

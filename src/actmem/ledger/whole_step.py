@@ -5,8 +5,6 @@ a life, from birth to death. Memory that a kernel allocates and frees inside its
 when the step is over: by then it is known whose gradient it became, or what autograd saved it for.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace

@@ -6,8 +6,6 @@ ranks the result is a new tensor without a graph. So none is differentiable; ``c
 matmul can overlap a collective there are two forms: ``start_…`` returns at once, the plain form waits.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torch import Tensor

@@ -11,8 +11,6 @@ conjugate.  None saves a tensor.  In place of g and a linear, ``linear`` has one
 gathers again.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 from torch.autograd import Function
 

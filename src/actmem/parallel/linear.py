@@ -4,8 +4,6 @@ Column and row refer to A in Y = XA. torch stores Aᵀ, ``[out, in]``, so a colu
 dimension 0 of ``weight`` and a row-parallel one along dimension 1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

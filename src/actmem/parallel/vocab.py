@@ -5,8 +5,6 @@ computes the logits of its own words, and the loss never needs all logits of one
 (2205.05198 sections 3, 4.3).
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

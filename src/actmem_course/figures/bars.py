@@ -1,7 +1,5 @@
 """Bars of what a cell has computed or measured: the figure in place of a printed table."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import wrap

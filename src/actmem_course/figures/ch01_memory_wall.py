@@ -1,7 +1,5 @@
 """Chapter 1: what fills a GPU, what each method takes off it, and where attention overtakes the rest."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from actmem.config import PAPER_MODELS, PaperModel

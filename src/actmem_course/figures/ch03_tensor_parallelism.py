@@ -1,7 +1,5 @@
 """Chapter 3: what tensor parallelism divides and what it leaves whole, and why the MLP and QKV are sharded so."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction

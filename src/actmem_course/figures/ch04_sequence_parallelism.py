@@ -1,7 +1,5 @@
 """Chapter 4: what a rank saves without a floor, a ring step by step, and the backward pass that gathers again."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from actmem.config import ModelShape

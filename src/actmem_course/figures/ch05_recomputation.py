@@ -1,7 +1,5 @@
 """Chapter 5: what recomputation frees and what it costs, over one training step."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 from actmem.config import PAPER_MODELS, ModelShape

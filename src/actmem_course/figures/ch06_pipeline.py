@@ -1,7 +1,5 @@
 """Chapter 6: schedules as Gantt charts, and below them, on the same time axis, what each rank holds."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any

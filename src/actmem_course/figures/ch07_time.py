@@ -1,7 +1,5 @@
 """Chapter 7: what the paper's methods cost in time, the roofline that says why, and what a larger batch brings."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from actmem.config import ModelShape, Parallel

@@ -1,7 +1,5 @@
 """Chapter 9: a layer in plain operators beside one with three changes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from actmem.rows import Row

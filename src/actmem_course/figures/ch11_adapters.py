@@ -1,7 +1,5 @@
 """Chapter 11: bytes that Llama layers save for backward if all weights train, and if only adapters do."""
 
-from __future__ import annotations
-
 from actmem.rows import Row, total
 from actmem_course.figures.bars import bar_chart
 from actmem_course.figures.layer_picture import layer_picture

@@ -1,7 +1,5 @@
 """Chapter 12: one GPU from 8k to 1M tokens, step by step."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from actmem.config import Parallel

@@ -1,7 +1,5 @@
 """Chapter 13: bytes that a layer with experts saves for backward, by how its router spreads the tokens."""
 
-from __future__ import annotations
-
 from actmem.config import Parallel
 from actmem_course.figures.layer_picture import layer_picture
 from actmem_course.figures.marks import Drawing

@@ -1,7 +1,5 @@
 """Chapter 14: what linears in 8 bits save for backward, and what an allocator reserves beside what it holds."""
 
-from __future__ import annotations
-
 from actmem.rows import Row, total
 from actmem_course.figures.bars import bar_chart
 from actmem_course.figures.diagrams import Box, boxes, diagram

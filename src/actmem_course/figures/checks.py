@@ -1,7 +1,5 @@
 """Results that a notebook shows in one line, with details that open below it; and a chapter's comparisons."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape

@@ -4,8 +4,6 @@ A control offers only values that can be drawn: where these depend on other cont
 controls before it.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

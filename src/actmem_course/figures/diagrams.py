@@ -1,7 +1,5 @@
 """Diagrams of tensors and ranks: boxes, and words between them, on hidden axes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any

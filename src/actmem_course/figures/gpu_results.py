@@ -3,8 +3,6 @@
 Pages of the site have no such files, so these figures stand still there.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

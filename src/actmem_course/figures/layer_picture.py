@@ -9,8 +9,6 @@ sends.
 ``pipeline_picture`` draws the microbatches in flight. Every number comes from actmem's formulas.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from fractions import Fraction

@@ -8,8 +8,6 @@ would slow a slider down. The tests check each drawing with these classes instea
 of its trace by name.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable

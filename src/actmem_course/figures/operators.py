@@ -1,7 +1,5 @@
 """The four operators f, f̄, g and ḡ: what each makes of the ranks' tensors, forward and backward."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from actmem.config import ModelShape

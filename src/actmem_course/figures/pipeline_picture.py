@@ -1,7 +1,5 @@
 """The course's one picture for a pipeline: the layers of each microbatch in flight, on each rank, at one moment."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 

@@ -3,8 +3,6 @@
 ``layer_picture`` decides what is in the rows; this file draws boxes, words and arrows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -5,8 +5,6 @@ colours have a contrast of 3:1; the pale ones are fills with a dark outline. Eve
 never the only sign.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from importlib import resources

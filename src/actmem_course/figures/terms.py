@@ -3,8 +3,6 @@
 One table that figures, hover texts and notebooks share. The formulas need none of this.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from actmem.config import ModelShape

@@ -4,8 +4,6 @@ Text and not HTML, because outputs are compared cell by cell with the stored one
 readable without styles.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 

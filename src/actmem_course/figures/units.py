@@ -1,7 +1,5 @@
 """Numbers as words: bytes in binary units, three digits, and where an axis ends."""
 
-from __future__ import annotations
-
 GIB = 2**30
 
 

@@ -5,8 +5,6 @@ gradients, bytes, collectives.  The same case runs with the learner's functions,
 that makes a stated mistake.
 """
 
-from __future__ import annotations
-
 import inspect
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

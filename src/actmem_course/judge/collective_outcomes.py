@@ -1,7 +1,5 @@
 """Explain wrong results by collectives: what a rank can make out of all ranks' tensors, and which collectives ran."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations

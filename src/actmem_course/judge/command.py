@@ -3,8 +3,6 @@
 Loads no torch: the judge's process does.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

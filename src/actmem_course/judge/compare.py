@@ -1,7 +1,5 @@
 """Compare what a learner's function returns with what is right: equal up to rounding, or different in which way."""
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Collection, Iterable, Iterator, Sequence

@@ -5,8 +5,6 @@ given.  For files in ``my/`` it is kept in ``my/.progress.json``, so each clone 
 kept in the user's cache folder.  Loads no torch.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Where virtual ranks meet in a collective: what each brings, what each takes away, and what if they don't match."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce

@@ -3,8 +3,6 @@
 A mistake explains a learner's run if our solution, edited so that it makes the mistake, does the same on every rank.
 """
 
-from __future__ import annotations
-
 import inspect
 import warnings
 from collections.abc import Callable, Sequence

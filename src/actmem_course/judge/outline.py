@@ -3,8 +3,6 @@
 Loads no torch.  Cases and solutions do, and are imported only when somebody asks for them.
 """
 
-from __future__ import annotations
-
 import importlib
 import re
 from collections.abc import Callable, Sequence

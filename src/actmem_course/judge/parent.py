@@ -4,8 +4,6 @@ This is the parent's side, which loads no torch, so that a command answers at on
 parent asks it which line the learner's code is at.  If the process dies before its verdict, the parent makes one.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """Show what learners' code prints: with its rank, each line once for each exercise, and not without end."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 

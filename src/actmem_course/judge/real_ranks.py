@@ -3,8 +3,6 @@
 A collective of the learner's that hangs is ended by torchrun's timeout here; on virtual ranks the judge would name it.
 """
 
-from __future__ import annotations
-
 import os
 import warnings
 from argparse import Namespace

@@ -1,7 +1,5 @@
 """Report verdicts: on the screen as they come, and as JSON."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import asdict

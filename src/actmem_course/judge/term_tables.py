@@ -3,8 +3,6 @@
 A wrong number is explained by its ratio to the right one, however it was computed.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """The private names of torch that give each thread process groups of its own, as each rank has them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

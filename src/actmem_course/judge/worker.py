@@ -4,8 +4,6 @@ It runs the learner's file, once for each virtual rank, judges its exercises, an
 It doesn't watch itself: the parent sees whether it lives and how long it takes, and asks which line it is at.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import faulthandler

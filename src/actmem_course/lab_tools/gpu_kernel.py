@@ -1,7 +1,5 @@
 """Which attention kernel a layer's rank runs on its GPU."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

@@ -4,8 +4,6 @@ On a GPU the allocator knows the peak, to the byte. On a CPU each operation's re
 operation those still alive are added up; memory that a kernel allocates and frees inside itself is not seen.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

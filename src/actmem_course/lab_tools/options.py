@@ -1,7 +1,5 @@
 """Options that several labs have. ``actmem_course.arguments`` has the parser, ``actmem_course.ranks`` the ranks."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

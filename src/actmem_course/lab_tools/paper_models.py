@@ -9,8 +9,6 @@ FLOPs and parameters are those of the whole model, on the meta device, where ten
 look-ups, softmax, layer norm, GeLU, dropout, biases and the loss do not.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import cache
 

@@ -1,7 +1,5 @@
 """One way to make a table for a terminal: at most 80 columns, and bytes in full, since they are exact."""
 
-from __future__ import annotations
-
 from rich import box
 from rich.table import Column, Table
 from rich.text import Text

@@ -3,8 +3,6 @@
 The functions are wrapped only while a trace is recorded, so the names cost nothing otherwise.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path

@@ -8,8 +8,6 @@ only if more than 1 MiB is left over (``should_split``). What is left unsplit is
 tensor, which no formula of tensors shows.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 MEBIBYTE = 2**20

@@ -3,8 +3,6 @@
 None of this affects the paper's method; most of it strengthens the conclusion.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from fractions import Fraction
 

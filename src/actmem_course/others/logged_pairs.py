@@ -8,8 +8,6 @@ tensors alone explain; in others the kernels' sources don't show what they save,
 log to log.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from actmem.config import ModelShape, padded_vocab_size

@@ -5,8 +5,6 @@ sequence-parallel tensor parallelism without asynchronous communication, 1F1B, Z
 without a DDP wrapper, fused AdamW, flash attention, no recomputation, 16-bit weights. Nothing here is fitted to a run.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 

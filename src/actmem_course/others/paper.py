@@ -6,8 +6,6 @@ Table 3 (sizes) is in ``actmem.config``, because the models are built from it; t
 ``actmem.formulas.activations``. Numbers are as printed, rounded as printed.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from actmem.config import PAPER_MODELS

@@ -10,8 +10,6 @@ that --again names. "left_out" says why a run can't be predicted: its source doe
 option describes it. "why" is the cause of a difference.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from actmem_course.others import table_rows

@@ -6,8 +6,6 @@ The other t − 1 steps pass the finished chunks around.  ``PredictedCollective.
 bytes counted here.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

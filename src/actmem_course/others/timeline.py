@@ -3,8 +3,6 @@
 Idle time and the memory over time are read off it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """What a Llama layer saves for backward if its weights are frozen and low-rank adapters train."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from actmem.rows import Row, total

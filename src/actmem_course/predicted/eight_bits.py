@@ -1,7 +1,5 @@
 """What a Llama layer saves for backward if its linears compute in 8 bits."""
 
-from __future__ import annotations
-
 from actmem.rows import Row
 from actmem_course.predicted.adapters import READERS
 from actmem_more.llama_shape import LlamaShape

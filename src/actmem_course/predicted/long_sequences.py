@@ -1,7 +1,5 @@
 """What one GPU holds of a sequence of up to a million tokens, step by step."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """What one pipeline rank sends to its neighbours in an iteration."""
 
-from __future__ import annotations
-
 from actmem.config import ModelShape, Parallel, check_size
 from actmem.formulas.communication import PredictedCollective, activation_bytes
 from actmem.formulas.first_stage import check_stage

@@ -1,7 +1,5 @@
 """One training step tensor by tensor, and its peak with what is recomputed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache

@@ -1,7 +1,5 @@
 """Write a plan as the settings of three frameworks: Megatron-LM, torchtitan and Hugging Face's Trainer."""
 
-from __future__ import annotations
-
 from actmem.config import ConfigError
 from actmem_more.llama_shape import LlamaShape
 from actmem_tools.plan.frameworks import LACKS

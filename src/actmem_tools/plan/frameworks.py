@@ -3,8 +3,6 @@
 Each function below returns the reason why its framework can't, in one sentence, or "" if it can.
 """
 
-from __future__ import annotations
-
 from actmem.config import Parallel
 from actmem_more.llama_shape import LlamaShape
 from actmem_tools.plan.planned_models import PlannedModel

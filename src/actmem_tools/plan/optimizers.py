@@ -3,8 +3,6 @@
 To add an optimizer, add it to ``OPTIMIZERS``.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from actmem.config import check_choice

@@ -4,8 +4,6 @@ One searches the layouts of a model that is known by name; the other plans a mod
 Hugging Face's.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -9,8 +9,6 @@ bits, the gradients added up in float32 and the optimizer's states with float32 
 and what the next backward pass makes.  A stage's outputs are freed once they are sent (2205.05198 appendix B).
 """
 
-from __future__ import annotations
-
 import heapq
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -10,8 +10,6 @@ the schedule's bubble.  Assumed is that
 - collectives that can run beside computation cost only the time that one layer's computation doesn't cover.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf

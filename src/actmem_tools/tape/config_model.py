@@ -1,7 +1,5 @@
 """Make the model of a Hugging Face configuration, at the configuration's sizes, with any number of its layers."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import re

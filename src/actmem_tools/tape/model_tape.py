@@ -4,8 +4,6 @@ A factory makes the model: a function that takes sizes, as ``s=128`` or ``seq_le
 ``(model, inputs)``.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,8 +1,6 @@
 """Record the events of a forward and a backward pass: storages made and freed, and operations with their FLOPs and the
 bytes that they move."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Callable, Iterable

@@ -5,8 +5,6 @@ stands for a size that the model is made with, as s, b or h.  The letters of a r
 model asks for, so that no formula fits by accident.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import re

@@ -9,8 +9,6 @@ after the hole, when all that its layers saved is freed.
 ``tests.tape.stages`` records the tapes (``make tapes``).  They have the FLOPs of each pass as one event.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

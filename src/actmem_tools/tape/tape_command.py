@@ -1,7 +1,5 @@
 """``actmem tape``: solve the tape of a model from tiny runs; or read a tape at any sizes, which needs no torch."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Lab 10: the cases on which its exercises are judged."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """Lab 1: the cases on which its exercises are judged.  Tests compare our answers with measurement."""
 
-from __future__ import annotations
-
 from functools import cache
 from itertools import product
 

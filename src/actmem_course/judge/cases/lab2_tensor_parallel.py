@@ -1,7 +1,5 @@
 """Lab 2: the cases on which its exercises are judged."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

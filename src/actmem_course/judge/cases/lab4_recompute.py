@@ -1,7 +1,5 @@
 """Lab 4: the cases on which its exercises are judged."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

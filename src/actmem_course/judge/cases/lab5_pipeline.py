@@ -1,7 +1,5 @@
 """Lab 5: the cases on which its exercises are judged."""
 
-from __future__ import annotations
-
 from weakref import ref
 
 import torch

@@ -1,7 +1,5 @@
 """Lab 6: the cases on which its exercises are judged."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Lab 7: the cases on which its exercises are judged."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from math import prod
 

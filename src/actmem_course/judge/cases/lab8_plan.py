@@ -1,7 +1,5 @@
 """Lab 8: the sizes for which 8.1 and 8.2 are judged.  Tests compare our answers with the planner's bill."""
 
-from __future__ import annotations
-
 from actmem_course.judge.case import CaseRun
 from actmem_course.judge.compare import check_whole_number
 from actmem_course.judge.solutions.lab8_plan import rank_state_bytes as rank_state_bytes_of

@@ -1,7 +1,5 @@
 """Lab 9: the cases on which its exercises are judged."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from actmem_course.lab_tools.gpu_kernel import attention_rows
-from actmem_tools.attention_kernels import AttentionCall, Gpu, attention_kernel
+from actmem_more.attention_kernels import AttentionCall, Gpu, attention_kernel
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "labs"))
 from gpu_steps.kernels import CALLS  # noqa: E402

@@ -8,7 +8,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from actmem.rows import total
 from actmem_course.lab_tools.gpu_kernel import KERNEL_NODES, attention_rows
-from actmem_tools.attention_kernels import AttentionCall, attention_kernel
+from actmem_more.attention_kernels import AttentionCall, attention_kernel
 from actmem_tools.no_device import gpu_of_this_build
 
 BACKENDS = {

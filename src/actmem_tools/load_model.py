@@ -24,7 +24,7 @@ from actmem.config import ConfigError
 from actmem.ledger.census import arguments_of
 from actmem.ledger.storages import replaced
 from actmem.torch_private import fake_tensors, no_dispatch_modes, tree_map_only
-from actmem_tools.attention_kernels import Gpu
+from actmem_more.attention_kernels import Gpu
 from actmem_tools.command_line import one_line
 from actmem_tools.no_device import cuda_without_device
 from actmem_tools.torch_private import is_fake, lacks_values, plain_tensors

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from actmem.config import ConfigError
 from actmem.ledger.storages import replaced
+from actmem_more.attention_kernels import FLASH_WIDTH, AttentionCall, Gpu, attention_kernel
 from actmem_more.torch_private import cudnn_attention, efficient_attention, flash_attention
-from actmem_tools.attention_kernels import FLASH_WIDTH, AttentionCall, Gpu, attention_kernel
 from actmem_tools.torch_private import attention_on, torch_release
 
 #: The first torch that runs fake CUDA tensors without a driver.

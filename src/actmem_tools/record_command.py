@@ -15,8 +15,8 @@ from actmem.ledger.recorder import Ledger, record
 from actmem.ledger.save_sites import is_compiled
 from actmem.ledger.whole_step import StepBill, step
 from actmem.main_grad import gradient_of
+from actmem_more.attention_kernels import Gpu
 from actmem_tools import load_model
-from actmem_tools.attention_kernels import Gpu
 from actmem_tools.command_line import Parser, one_line, writable, write
 from actmem_tools.diagnosis import findings
 from actmem_tools.no_device import gpu_of_this_build

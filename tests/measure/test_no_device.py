@@ -13,11 +13,11 @@ from actmem.recipes import RECOMPUTE_MODES
 from actmem.rows import compare
 from actmem.torch_private import fake_tensors
 from actmem_course.lab_tools.gpu_kernel import attention_rows
+from actmem_more.attention_kernels import AttentionCall, attention_kernel
 from actmem_more.llama import LlamaLayer
 from actmem_more.llama_shape import LLAMA_MODELS
 from actmem_more.llama_terms import llama_rows
 from actmem_tools.__main__ import main
-from actmem_tools.attention_kernels import AttentionCall, attention_kernel
 from actmem_tools.no_device import OLDEST, cuda_without_device, gpu_of_this_build
 from actmem_tools.torch_private import torch_release
 from tests.measure.corner_cases import ledger_of

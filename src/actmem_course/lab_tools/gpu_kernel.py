@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from actmem.config import ConfigError
 from actmem.rows import Row
 from actmem_course.lab_tools.machine import local_rank
+from actmem_more.attention_kernels import FLASH_WIDTH
 from actmem_more.llama_shape import LlamaShape
-from actmem_tools.attention_kernels import FLASH_WIDTH
 
 #: The node that autograd records for each kernel; "math" is composed of other operations.
 KERNEL_NODES = {

@@ -86,7 +86,13 @@ def empty_table(title: str, second: str) -> Table:
 
 
 def results(pairs: list[LoggedPair], runs: list[NanotronRun]) -> dict:
-    """What --json writes."""
+    """What --json writes.
+
+    Returns:
+        ``pairs``: the fields of each LoggedPair, with its ``formula_bytes`` and ``apart_bytes``.
+        ``runs``: of each run of nanotron its ``setting``, ``logged_mib``, ``predicted_bytes`` and
+            ``difference_percent``.
+    """
     of_pairs = [{**vars(pair), "formula_bytes": pair.formula_bytes, "apart_bytes": pair.apart_bytes} for pair in pairs]
     of_runs = [
         {

@@ -121,7 +121,7 @@ class Ledger:
 
 
 def sums_of(rows: Iterable[SavedTensor], kinds: Iterable[str]) -> dict[str, int]:
-    """Return the bytes of each kind that has any, in the order of ``kinds``."""
+    """Return the bytes of each kind of row that has any, in the order of ``kinds``."""
     sums = dict.fromkeys(kinds, 0)
     for row in rows:
         sums[row.kind] += row.bytes

@@ -67,7 +67,14 @@ def floor_lines(shape: ModelShape, tensor_parallel_size: int) -> Drawing:
 
 @dataclass(frozen=True)
 class Curve:
-    """A line over t: its name, bytes for each t, and look."""
+    """A line over t.
+
+    Attributes:
+        name: For the legend.
+        sizes: Bytes by t.
+        colour: As CSS writes it.
+        dash: Plotly's name of a line style, such as "dot".
+    """
 
     name: str
     sizes: dict[int, int]

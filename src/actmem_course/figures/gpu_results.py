@@ -58,7 +58,11 @@ def conditions(result: Result) -> str:
 
 
 def named(rows: list[dict]) -> dict[str, dict]:
-    """Return the rows of one step by the value of their key ``name``."""
+    """Return rows of a results file by their names.
+
+    Args:
+        rows: Of one step, such as "wall"; each has the key ``name``.
+    """
     return {row["name"]: row for row in rows}
 
 

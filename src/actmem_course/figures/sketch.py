@@ -147,7 +147,7 @@ class Sketch:
         self.unit, self.unit_name = axis_unit(sorted(block.row.bytes for block in self.blocks)[len(self.blocks) // 2])
 
     def left_of(self, rank: int) -> float:
-        """Return the x at which a rank's column begins; the host's column comes after the last rank's."""
+        """Return the x, in bytes, at which a rank's column begins; the host's column comes after the last rank's."""
         return rank * (self.column + self.gap)
 
     @property

@@ -351,7 +351,8 @@ class CaseRun:
             kind: how close to ours the gradients must be.
             others: further tensors that exist already and don't count.
 
-        Returns: under "forward" and "backward", what that pass made.
+        Returns: the tensors that each pass made and the most bytes of them alive at once, under "forward" and
+            "backward".
         """
         leaves = [x.detach().clone().requires_grad_() for x in tensors.values()]
         file = self.functions.get("__file__", "")

@@ -161,7 +161,13 @@ def verdict_of(exercise: Exercise, found: Sequence[Outcome | None]) -> Verdict:
 
 
 def verdict_with(exercise: Exercise, status: str, finding: Fault, where: str = "") -> Verdict:
-    """Make the verdict that tells a learner of ``finding``.  where: file and line, or ""."""
+    """Make the verdict that tells a learner what is wrong.
+
+    Args:
+        status: PASSED, WRONG, ERROR or OPEN.
+        finding: what is wrong.
+        where: file and line, or "".
+    """
     return Verdict(exercise.number, exercise.function, status, finding.symptom, where, finding.cause, finding.repair)
 
 

@@ -176,7 +176,7 @@ class Cost(Observation):
 
     Attributes:
         words: the symptom; "" for the observation's name.
-        right: what is right nevertheless.
+        right: a clause on what is right although this number is too large.
     """
 
     is_cost, tells_apart = True, False

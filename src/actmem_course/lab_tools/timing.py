@@ -44,7 +44,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Work:
-    """One candidate: a step is ``backward(forward())``; ``finish()`` cleans up, untimed."""
+    """What is timed: a step runs ``backward(forward())``, and ``finish()`` cleans up after it, untimed."""
 
     forward: Callable[[], Any]
     backward: Callable[[Any], None]
@@ -74,7 +74,7 @@ class Stopwatch:
         return event
 
     def seconds(self, start: Any, end: Any) -> float:
-        """Return the seconds between two moments."""
+        """Return the seconds between two moments that ``mark`` returned, on CUDA after ``wait``."""
         return start.elapsed_time(end) / 1000 if self._cuda else end - start
 
     def wait(self) -> None:

@@ -38,7 +38,10 @@ _SHAPES = (ModelShape(11, 3, 35, 5), ModelShape(7, 2, 39, 13), ModelShape(17, 5,
 def measured(
     shape: ModelShape, tensor_parallel_size: int = 1, sequence_parallel: bool = False, recompute: str = "none"
 ) -> dict[str, int]:
-    """Bytes of the paper's terms that our layer saves on one rank, counted in an emulated run."""
+    """Count what our layer saves on one rank, in an emulated run.
+
+    Returns: bytes of each of the paper's terms (LAYER_TERMS), by its name.
+    """
     with emulated_rank(tensor_parallel_size):
         tp = tensor_parallel(sequence_parallel=sequence_parallel)
         rows = by_term(measure_layer(shape, tp, recompute))

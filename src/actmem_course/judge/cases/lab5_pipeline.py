@@ -61,6 +61,11 @@ def _see_costs(r: CaseRun, case: str, ranks: Schedule, n: int, chunks: int) -> N
 def on_paper(r: CaseRun, p: int, n: int, chunks: int = 1) -> Schedule:
     """Ask the learner's function for every rank's order, and return it as actions.
 
+    Args:
+        p: pipeline ranks.
+        n: microbatches.
+        chunks: model chunks of a rank; 1 asks for 1F1B, more for the interleaved order.
+
     Raises: Wrong if an entry has another form.
     """
     orders = [

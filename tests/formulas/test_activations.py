@@ -15,7 +15,7 @@ from actmem.formulas.activations import (
     layer_extra_rows,
     layer_rows,
 )
-from actmem.recipes import RECOMPUTE_MODES
+from actmem.recipes import PAPER_LAYER, RECOMPUTE_MODES
 from actmem.rows import LAYER_TERMS, by_term, extra_rows, total
 from tests.shapes import layer_cuts
 
@@ -45,8 +45,7 @@ def test_recomputation_only_leaves_rows_out(cut, recompute, e):
     elif "selective" in recompute:
         assert dropped == set(CORE_ATTENTION_TERMS)
     elif recompute == "elementwise":
-        norms_and_gelu = {"QKV projection input", "h→4h input", "4h→h input"}
-        assert dropped == set(CORE_ATTENTION_TERMS) | norms_and_gelu | {"attention dropout mask", "MLP dropout mask"}
+        assert dropped == set(CORE_ATTENTION_TERMS) | {r.term for r in PAPER_LAYER.recipes if not r.matmuls}
     else:
         assert dropped == set(LAYER_TERMS) - {"layer-norm 1 input"}
 

@@ -27,7 +27,7 @@ class VocabParallelEmbedding(ParallelModule):
     the dense ``main_grad``.
 
     Args:
-        seed: of the weight; see ``weights.draw_normal``.
+        seed: of the weight, the same on all t ranks; None draws one from torch's CPU generator.
 
     Args of ``forward``: token ids ``[s, b]``.
     Returns: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.

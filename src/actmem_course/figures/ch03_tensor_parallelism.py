@@ -92,7 +92,7 @@ def lines_over_t(
 
     Args:
         title: The finding.
-        curves: The lines.
+        curves: The lines, each with its bytes at all of ``ts``.
         alt: The finding in words, with its numbers.
         t: The t that is chosen now.
         ts: All values of t on the axis.

@@ -116,7 +116,7 @@ class Sketch:
     """A picture while it is drawn, from the top down: y in pixels, x in bytes.
 
     Attributes:
-        blocks: The rows.
+        blocks: One for each saved tensor, a row of the picture.
         of_ranks: How many ranks there are; the picture has columns for up to MOST_RANKS of them.
         is_backward: Whether collectives bring bytes upwards.
         drawn: The boxes.

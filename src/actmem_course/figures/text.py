@@ -18,7 +18,7 @@ def text_table(
 
     Args:
         header: The columns' names.
-        lines: The cells.
+        lines: For each line its cells, text or numbers.
         right: One character for each column: ``r`` aligns it to the right, anything else to the left.
         last_is_sum: Draw a rule above the last line.
     """

@@ -163,5 +163,5 @@ def count_parameters(model_name: str) -> tuple[int, int]:
     with emulated_rank(model.parallel.tensor_parallel_size):
         tp = tensor_parallel(sequence_parallel=True)
         models += [GPT(model.shape, tp, layers=layers, dtype=torch.bfloat16) for layers in chunks]
-        whole, *share = (sum(parameter.numel() for parameter in gpt.parameters()) for gpt in models)
-    return whole, sum(share)
+        of_model, *share = (sum(parameter.numel() for parameter in gpt.parameters()) for gpt in models)
+    return of_model, sum(share)

@@ -68,8 +68,8 @@ def adapter_rows(
         mask_bytes: of an element of dropout's mask: 1 on a GPU; on a CPU the mask has x's dtype.
     """
     size = 4 if adapters == IN_FLOAT32 else 2
-    own = adapters != IN_16_BITS or dropout
-    rows = [Row(COPIES if own else INPUTS, size * tokens * sizes[0]), Row(LOW, size * tokens * rank)]
+    copies_input = adapters != IN_16_BITS or dropout
+    rows = [Row(COPIES if copies_input else INPUTS, size * tokens * sizes[0]), Row(LOW, size * tokens * rank)]
     if dropout:
         rows.append(Row(COPIES, mask_bytes * tokens * sizes[0]))
     if adapters == UNDER_AUTOCAST:

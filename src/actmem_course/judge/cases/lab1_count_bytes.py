@@ -50,13 +50,13 @@ def measured(
 
 def layer_bytes(r: CaseRun) -> None:
     sizes = [dict(zip("abhs", shape.letters())) for shape in _SHAPES]
-    found = [checked_terms(r["layer_bytes"](z["s"], z["b"], z["h"], z["a"]), LAYER_TERMS) for z in sizes]
+    answers = [checked_terms(r["layer_bytes"](z["s"], z["b"], z["h"], z["a"]), LAYER_TERMS) for z in sizes]
 
     def fault(term: str, pairs: Pairs) -> Fault:
         letters = "abs" if "softmax" in term else "bhs"
         return Fault(explain_ratio(pairs, sizes, letters), cause=_reason(term, *pairs[0]))
 
-    check_terms(found, [measured(shape) for shape in _SHAPES], fault)
+    check_terms(answers, [measured(shape) for shape in _SHAPES], fault)
 
 
 #: Why, where a term whose name ends so is so many times what it should be.
@@ -71,8 +71,8 @@ _REASONS = {
 
 
 def _reason(term: str, found: int, true: int) -> str:
-    said = (words for (name, times), words in _REASONS.items() if term.endswith(name) and abs(found - true * times) < 1)
-    return next(said, "")
+    why = (words for (name, times), words in _REASONS.items() if term.endswith(name) and abs(found - true * times) < 1)
+    return next(why, "")
 
 
 def rank_bytes(r: CaseRun) -> None:
@@ -94,16 +94,16 @@ def rank_bytes(r: CaseRun) -> None:
 
 
 def gated_mlp_bytes(r: CaseRun) -> None:
-    found = [check_whole_number("the result", r["gated_mlp_bytes"](*sizes)) for sizes in GATED]
-    words = explain_sum(found, [dict(zip("sbhf", sizes)) for sizes in GATED], "sbh", "sbf", "hf")
-    for (s, b, h, f), number in zip(GATED, found):
+    answers = [check_whole_number("the result", r["gated_mlp_bytes"](*sizes)) for sizes in GATED]
+    words = explain_sum(answers, [dict(zip("sbhf", sizes)) for sizes in GATED], "sbh", "sbf", "hf")
+    for (s, b, h, f), number in zip(GATED, answers):
         r.see_number(f"{s=} {b=} {h=} {f=}", number, words)
 
 
 def crossover_seq_length(r: CaseRun) -> None:
-    found = [check_whole_number("the result", r["crossover_seq_length"](h, a)) for h, a in CROSSOVERS]
-    for (h, a), number in zip(CROSSOVERS, found):
-        r.see_number(f"{h=} {a=}", number, _compared(found))
+    answers = [check_whole_number("the result", r["crossover_seq_length"](h, a)) for h, a in CROSSOVERS]
+    for (h, a), number in zip(CROSSOVERS, answers):
+        r.see_number(f"{h=} {a=}", number, _compared(answers))
 
 
 def _compared(found: list[int]) -> str:

@@ -271,7 +271,7 @@ def most_routed_tokens(shape: LlamaShape, parallel: Parallel = Parallel()) -> in
 
 
 def forced_routed_tokens(shape: LlamaShape, parallel: Parallel, routing: str, rank: int) -> int:
-    """Return a rank's R where the router's scores are ignored.
+    """Return how many pairs of a token and an expert a rank's experts take where the router's scores are ignored.
 
     Args:
         shape: with this rank's part of the sequence.

@@ -107,7 +107,7 @@ def checked_copy(argument: str, ids: Tensor, vocab_size: int, ignore_index: int 
 
 
 def checked_targets(targets: Tensor, x: Tensor, vocab_size: int, ignore_index: int) -> Tensor:
-    """Return ``checked_copy`` of the targets.
+    """Check the targets of a loss, and return a copy of them, 4 bytes each.
 
     Raises: ConfigError unless there is one target for each token of x, which is ``[…, h]`` or ``[…, v/t]``.
     """

@@ -107,7 +107,8 @@ def diagram(
     return chart(
         title, traces, alt, height=pixels,
         xaxis={**hidden, "range": [left, width]}, yaxis={**hidden, "range": [height, top]},
-        showlegend=False, margin={"l": margins[0], "r": margins[1], "t": 76, "b": 12}, hovermode="closest",
+        showlegend=any(trace.get("name") for trace in traces),
+        margin={"l": margins[0], "r": margins[1], "t": 76, "b": 12}, hovermode="closest",
     )  # fmt: skip
 
 

@@ -57,7 +57,7 @@ const fitted = (layout, width) => {
   }
   if (layout.xaxis?.visible === false) {  // a diagram, whose words are smaller, and those before a row of boxes wrapped
     const { l, r } = layout.margin;
-    return { ...fit, margin: { ...layout.margin, l: Math.min(SMALL * l, 0.7 * LETTER * BESIDE_BOX), r: SMALL * r } };
+    return { ...fit, margin: { ...layout.margin, l: Math.min(SMALL * l, 0.73 * LETTER * BESIDE_BOX), r: SMALL * r } };
   }
   const more = LINE * (lines - 1);
   return { ...fit, height: layout.height + more, margin: { ...layout.margin, l: left, b: layout.margin.b + more } };

@@ -193,7 +193,9 @@ class Sketch:
             return
         for rank in range(self.ranks):
             is_last_of_many = rank == self.ranks - 1 < self.of_ranks - 1
-            name = f"rank {rank}" if rank == 0 and self.ranks <= 4 else str(rank)
+            # Uneven ranks have long words after their boxes, and on a narrow page no room for "rank".
+            has_room = self.ranks <= 4 and not any(block.by_rank for block in self.blocks)
+            name = f"rank {rank}" if rank == 0 and has_room else str(rank)
             name = "GPU" if self.ranks == 1 else f"… {self.of_ranks - 1}" if is_last_of_many else name
             self.heads.append((self.left_of(rank) + self.column / 2, _HEAD / 2, name))
         if self.host:

@@ -368,7 +368,7 @@ def _finding(blocks: Sequence[Block], ranks: int) -> str:
         more = (
             f"{size_text(copied)} of it is a copy of what another rank saves"
             if copied
-            else "each byte is on one rank only"
+            else "every tensor is sharded"
         )
         return f"{saved};<br>{more}"
     most = max(block.on_device for block in blocks)

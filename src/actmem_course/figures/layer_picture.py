@@ -366,9 +366,7 @@ def _finding(blocks: Sequence[Block], ranks: int) -> str:
             return f"{saved};<br>{size_text(gathered)} are gathered again for a moment (grey)"
         copied = sum(block.on_device for block in blocks if block.row.split_by < ranks)
         more = (
-            f"{size_text(copied)} of it is a copy of what another rank saves"
-            if copied
-            else "every tensor is sharded"
+            f"{size_text(copied)} of it is a copy of what another rank saves" if copied else "every tensor is sharded"
         )
         return f"{saved};<br>{more}"
     most = max(block.on_device for block in blocks)

@@ -69,7 +69,7 @@ def published_bars() -> Drawing:
     fills = dict(zip(kinds, ("activations", "others", "second number")))
     near = sum(abs(run.difference_percent or 0) <= 3 for run in runs)
     return bar_chart(
-        f"Published peaks: plan is within 3% of {near} of {len(runs)}",
+        f"The plan is within 3% of {near} of {len(runs)} published peaks",
         {kind: {run.name: run.published_bytes for run in runs if run.kind == kind} for kind in kinds},
         "peak of one GPU",
         fills=[FILLS[fills[kind]] for kind in kinds],

@@ -26,11 +26,11 @@ from rich.console import Console
 
 from actmem.config import ConfigError, check_size
 from actmem_course.files import check_files, write_text
-from actmem_course.lab_tools.machine import counted
 from actmem_course.lab_tools.options import add_file_argument, lab_parser
 from actmem_course.lab_tools.trace import hidden_collectives
 from actmem_course.launch import LABS
 from actmem_course.process import lab
+from actmem_tools.command_line import counted
 
 #: Seconds after which a lab is ended; the others still run.
 LONGEST = 900

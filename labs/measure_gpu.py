@@ -34,6 +34,7 @@ from actmem.config import PAPER_MODELS, ModelShape
 from actmem.formulas.activations import TABLE2
 from actmem.ledger.emulate import emulated_rank
 from actmem_course.arguments import LabParser
+from actmem_course.judge.parent import signals_end
 from actmem_course.process import lab
 from actmem_course.ranks import Ranks
 
@@ -44,6 +45,7 @@ TINY = ModelShape(16, 2, 64, 8, num_layers=2, vocab_size=64)
 
 
 @lab
+@signals_end()  # so that the processes that predict end too
 def main() -> int:
     args = options()
     # What others' models warn of while they are built is not this script's to say.

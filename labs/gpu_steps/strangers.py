@@ -15,6 +15,11 @@ from typing import Any
 import torch
 
 MODELS = Path(__file__).with_name("models.py")
+#: What a process runs that predicts.  It ends with this one, however that ends.
+_RUN = (
+    "from actmem_course.ranks import end_with_parent; end_with_parent(); "
+    "import runpy; runpy.run_module('actmem_tools', run_name='__main__')"
+)
 #: Sizes of the step, small enough to try the script on a CPU.
 QUICK = "s=32,b=1,h=64,a=4,k=2,f=96,l=2,v=128"
 #: Which model, at which sizes.
@@ -79,7 +84,7 @@ class Predictions:
         self._folder.cleanup()
 
     def _start(self, kind: str, step: str, *command: str) -> None:
-        words = [sys.executable, "-m", "actmem_tools", *command, "--json", str(self._file(kind, step))]
+        words = [sys.executable, "-c", _RUN, *command, "--json", str(self._file(kind, step))]
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2"}
         self._running[kind, step] = subprocess.Popen(
             words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment, start_new_session=True

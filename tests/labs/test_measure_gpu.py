@@ -1,6 +1,8 @@
 """The GPU script on a CPU, through the same code; a step that fails costs only itself."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from functools import partial
@@ -61,6 +63,31 @@ def test_a_prediction_that_is_late_or_fails_leaves_what_was_measured():
         {"step": "record_fake", "reason": "RuntimeError: no such"},
     ]
     assert all(process.returncode for process in predictions._running.values())
+
+
+PREDICTING = """
+import sys, time
+sys.path.insert(0, sys.argv.pop(1))
+import measure_gpu
+def predict(session, args, predictions, steps):
+    predictions.start_plan(*steps[0])
+    print(*(process.pid for process in predictions._running.values()), flush=True)
+    time.sleep(600)
+measure_gpu.measure_paper, measure_gpu.measure_others = lambda *_: None, predict
+sys.exit(measure_gpu.main())
+"""
+
+
+def test_sigterm_ends_what_predicts_and_leaves_no_file(tmp_path):
+    command = [sys.executable, "-c", PREDICTING, str(launch.LABS), "--device", "cpu", "--quick"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "TMPDIR": str(tmp_path)}) as run:
+        predicts = int(run.stdout.readline())
+        os.kill(predicts, 0)  # it is there
+        run.terminate()
+        assert run.wait(SECONDS) == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(predicts, 0)
+    assert list(tmp_path.iterdir()) == []
 
 
 WITHOUT = """

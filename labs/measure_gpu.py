@@ -58,7 +58,7 @@ def main() -> int:
     session.results["settings"] = {"tensor_parallel_size": RANKS, "dtype": "bfloat16", "quick": args.quick}
     memory = torch.cuda.get_device_properties(0).total_memory if device == "cuda" else 16 * 2**30
     predictions = Predictions(device, memory / 2**30)
-    steps = (("llama_1b", QUICK),) if args.quick else STEPS
+    steps = QUICK if args.quick else STEPS
     with emulated_rank(RANKS, device=device, real_tensors=True):
         measure_paper(session, args, memory)
     try:

@@ -20,14 +20,15 @@ _RUN = (
     "from actmem_course.ranks import end_with_parent; end_with_parent(); "
     "import runpy; runpy.run_module('actmem_tools', run_name='__main__')"
 )
-#: Sizes of the step, small enough to try the script on a CPU.
-QUICK = "s=32,b=1,h=64,a=4,k=2,f=96,l=2,v=128"
+#: Which model, at which sizes, to try the script on a CPU.
+QUICK = (("llama_1b", "s=32,b=1,h=64,a=4,k=2,f=96,l=2,v=128"), ("gpt_dropout", "s=32,b=1,h=64,a=4,l=2,v=50304"))
 #: Which model, at which sizes.
-STEPS = (("llama_1b", "s=2048,b=2"), ("llama_1b", "s=4096,b=2"), ("llama_8b_lora", "s=2048,b=1"))
+STEPS = (("llama_1b", "s=4096,b=2"), ("llama_8b_lora", "s=2048,b=1"), ("gpt_dropout", "s=1024,b=4"))
 #: All the sizes, which ``plan`` wants.
 PLAN_SIZES = {
     "llama_1b": "h=2048,a=32,k=8,f=8192,l=16,v=128256",
     "llama_8b_lora": "h=4096,a=32,k=8,f=14336,l=32,v=128256",
+    "gpt_dropout": "h=2048,a=16,l=24,v=50304",
 }
 
 

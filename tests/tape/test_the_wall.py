@@ -58,12 +58,10 @@ def on_gpu(name, at):
     rows = {"_ColumnParallelBackward": tokens, "AddBackward0": tokens // at["t"] if "sequence" in name else tokens}
     for event in stored_tape("gpt", f"{name} cuda").events(at):
         if isinstance(event, Make):
-            yield replace(
-                event, bytes=0 if event.name == "randint" else in_blocks(event.bytes)
-            )  # ids are no part of it
-            sizes = kernels_memory(event, tokens, rows)
-            yield from (Make(-1 - i, in_blocks(size), "a kernel's memory") for i, size in enumerate(sizes))
-            yield from (Free(-1 - i) for i, _ in enumerate(sizes))
+            # The batch is measured by itself.
+            yield replace(event, bytes=0 if event.name == "randint" else in_blocks(event.bytes))
+            yield Make(-1, sum(map(in_blocks, kernels_memory(event, tokens, rows))), "a kernel's memory")
+            yield Free(-1)
         else:
             yield event
 
@@ -93,7 +91,7 @@ def test_every_byte_of_a_gpus_peak_has_a_name(row):
     on_host = sum(each.bytes for each in bill.parts["activations"] if each.term == "random-number state")
     kept = bill.bytes - bill.by_part()["transient"] - on_host + in_blocks(4)  # and the loss
     assert row["peak_bytes"] == kept + max(forward, backward.bytes) + sum(row["unbilled"].values())
-    if "made_by_backward" in row:  # seen by torch's own record of that rung
+    if "made_by_backward" in row:  # as torch's own record of the step has it
         made = sum(in_blocks(block["bytes"]) for block in row["made_by_backward"])
         # The gradient that the layers get is a row of both parts.
         assert made == sum(each.bytes for each in backward.rows if each.bytes > 0) - layer.gradient_bytes
@@ -103,5 +101,4 @@ def test_a_count_copies_its_mask_in_whole_numbers():
     with profile(profile_memory=True) as seen:
         torch.ones(2048, 4, dtype=torch.bool).sum()
     [copied] = (event.cpu_memory_usage for event in seen.key_averages() if event.key == "aten::to")
-    made = Make(0, 8, "cross_entropy: sum")
-    assert kernels_memory(made, 2048 * 4, {}) == [copied]
+    assert kernels_memory(Make(0, 8, "cross_entropy: sum"), 2048 * 4, {}) == [copied]

@@ -27,7 +27,7 @@ _TO_ITS_END = {
     "selective + sequence parallel": "selective + SP, literal",
     "full recompute": "full recompute, literal",
 }
-_STRANGERS = {"llama_1b": "Llama 3.2 1B", "llama_8b_lora": "Llama 3 8B with LoRA"}
+_STRANGERS = {"llama_1b": "Llama 3.2 1B", "llama_8b_lora": "Llama 3 8B with LoRA", "gpt_dropout": "GPT with dropout"}
 
 Result = Mapping[str, Any]
 

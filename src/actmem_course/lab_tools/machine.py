@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from actmem.config import ConfigError, ModelShape
+from actmem_tools.command_line import counted
 
 if TYPE_CHECKING:
-    from actmem_tools.command_line import counted
-from actmem_course.ranks import Ranks
+    from actmem_course.ranks import Ranks
 
 Shape = TypeVar("Shape")
 

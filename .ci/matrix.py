@@ -35,7 +35,10 @@ PARTS = {
         "tests/measure/test_table2_exact.py",
         "tests/lab_tools/test_held_bytes.py",
     ],
-    "emulation": ["tests/measure/test_emulate.py"],
+    "emulation": [
+        "tests/measure/test_emulate.py",
+        "tests/measure/test_gpu_kernels.py",  # against fake CUDA tensors where torch is a CUDA build
+    ],
     "pipeline": [
         "tests/test_pipeline.py",
         "tests/labs/test_measure_pipeline.py",

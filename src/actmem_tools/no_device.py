@@ -5,6 +5,7 @@ What would ask the device is replaced: random generators, and torch's choice of 
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from actmem.config import ConfigError
 from actmem.ledger.storages import replaced
 from actmem_more.attention_kernels import FLASH_WIDTH, AttentionCall, Gpu, attention_kernel
 from actmem_more.torch_private import cudnn_attention, efficient_attention, flash_attention
-from actmem_tools.torch_private import attention_on, torch_release
+from actmem_tools.torch_private import operation_on, torch_release
 
 #: The first torch that runs fake CUDA tensors without a driver.
 OLDEST = (2, 11)
@@ -49,31 +50,8 @@ def cuda_without_device(gpu: Gpu | None = None) -> Iterator[None]:
         raise ConfigError("device", f"fake cuda without a GPU needs torch {needed}, this is {torch.__version__}")
     gpu = gpu or gpu_of_this_build()
     with replaced(torch, "Generator", lambda original: _Generator):
-        with attention_on("CUDA", lambda original: _attention(original, gpu)):
+        with operation_on("AutogradCUDA", "scaled_dot_product_attention", partial(_attention, gpu)):
             yield
-
-
-@contextmanager
-def fused_attention_on_cpu() -> Iterator[set[float]]:
-    """Make a context in which attention on a CPU leaves out dropout, so that it saves what a GPU's fused kernel saves.
-
-    A CPU's fused kernel has no dropout.  With dropout torch would run the math kernel, which saves the scores; a
-    GPU's fused kernel saves no scores, only a seed more than here.
-
-    Yields: a set that collects the dropout probabilities that were left out.
-    """
-    left_out: set[float] = set()
-
-    def without_dropout(original):
-        def run(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **options):
-            if dropout_p:
-                left_out.add(dropout_p)
-            return original(query, key, value, attn_mask, 0.0, is_causal, **options)
-
-        return run
-
-    with attention_on("CPU", without_dropout):
-        yield left_out
 
 
 class _Generator(torch.Generator):
@@ -96,7 +74,7 @@ class _Generator(torch.Generator):
 _Plain = torch.Generator
 
 
-def _attention(original, gpu: Gpu):
+def _attention(gpu: Gpu, original):
     def run(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
         kernel = "math"
         if query.is_cuda and query.dim() == 4:

@@ -1,12 +1,14 @@
 """Every private or undocumented name of torch that the tools use, beside those of ``actmem`` and ``actmem_more``.
 
-- ``torch.library._scoped_library`` and ``OpOverload.decompose``: attention as another device has it
+- ``torch.library._scoped_library``, ``OpOverload._op_dk``, ``torch._C.DispatchKey``: operations of another device
+- ``torch._decomp``: backward of a GPU's RMSNorm
 - ``torch._C.DisableTorchFunctionSubclass``: to call torch without the overrides of tensor subclasses
 - ``torch._subclasses.fake_tensor``: fake tensors, and the exceptions that they raise because they have no values
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -40,17 +42,25 @@ def lacks_values(error: Exception) -> bool:
     return isinstance(error, (DataDependentOutputException, DynamicOutputShapeException))
 
 
+def rms_norm_backward() -> Callable:
+    """Return torch's own code of backward of ``rms_norm``, which runs on every device."""
+    from torch._decomp import decomposition_table
+
+    return decomposition_table[torch.ops.aten._fused_rms_norm_backward.default]
+
+
 @contextmanager
-def attention_on(device: str, make: Callable[[Callable], Callable]) -> Iterator[None]:
-    """Make a context in which a function of ours replaces ``scaled_dot_product_attention`` on one kind of device.
+def operation_on(key: str, name: str, make: Callable[[Callable], Callable]) -> Iterator[None]:
+    """Make a context in which a function of ours replaces one of torch's operations on one kind of device.
 
     It replaces the operation itself, so calls from C++ and by any Python name reach it too.
 
     Args:
-        device: "CPU" or "CUDA".
-        make: takes torch's own implementation; returns the function that runs in its place.
+        key: "AutogradCPU" or "AutogradCUDA", or "CPU" for an operation whose gradient torch knows.
+        name: of the operation, as ``scaled_dot_product_attention``.
+        make: takes what torch runs where a device has no kernel of its own; returns what runs in its place.
     """
-    original = torch.ops.aten.scaled_dot_product_attention.default.decompose
+    original = partial(getattr(torch.ops.aten, name).default._op_dk, torch._C.DispatchKey.CompositeImplicitAutograd)
     with torch.library._scoped_library("aten", "IMPL") as library:
-        library.impl("scaled_dot_product_attention", make(original), f"Autograd{device}")
+        library.impl(name, make(original), key)
         yield

@@ -3,21 +3,14 @@
 import pytest
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
-from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.nn.functional import scaled_dot_product_attention as attention_by_name
 
 from actmem.config import ConfigError
 from actmem.ledger.comms import Collective, count_collectives, kind_of
 from actmem.ledger.emulate import emulated_rank
-from actmem.ledger.recorder import record
 from actmem.parallel import collectives
 from actmem.parallel.groups import tensor_parallel
 from actmem_tools import no_device
-from actmem_tools.load_model import tensors_for
-from actmem_tools.no_device import fused_attention_on_cpu
-from tests.measure.test_no_device import needs_build
 
 
 def test_tensors_are_fake_unless_real_ones_are_asked_for():
@@ -36,61 +29,6 @@ def test_reduce_scatter_gives_this_ranks_part_on_every_torch(monkeypatch, writes
         part = collectives.start_reduce_scatter(torch.arange(4.0), tensor_parallel()).wait()
         assert part.tolist() == [2, 3]
         assert collectives.all_gather(part, tensor_parallel()).tolist() == [2, 3, 2, 3]
-
-
-class Block(nn.Module):
-    """Attention with dropout, called as ``call`` does."""
-
-    def __init__(self, call):
-        super().__init__()
-        self.project, self.call = nn.Linear(32, 96), call
-
-    def forward(self, x):
-        return self.call(*self.project(x).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4))
-
-
-class OfTorch(nn.Module):
-    """Which calls it by position."""
-
-    def __init__(self):
-        super().__init__()
-        self.attention = nn.MultiheadAttention(32, 4, dropout=0.1, batch_first=True)
-
-    def forward(self, x):
-        return self.attention(x, x, x, need_weights=False)[0]
-
-
-ATTENTION = {
-    "attribute": lambda: Block(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, dropout_p=0.1)),
-    "imported": lambda: Block(lambda q, k, v: attention_by_name(q, k, v, dropout_p=0.1)),
-    "positional": lambda: Block(lambda q, k, v: attention_by_name(q, k, v, None, 0.1, True)),
-    "in C++": lambda: Block(lambda q, k, v: torch.ops.aten.scaled_dot_product_attention(q, k, v, dropout_p=0.1)),
-    "torch's layer": OfTorch,
-}
-
-
-def scores(model, **there):
-    """Bytes kept of attention's scores."""
-    with record(model) as ledger:
-        y = model(torch.randn(2, 16, 32, **there))
-    assert y.requires_grad and ledger.saved
-    return sum(row.bytes for row in ledger.saved if row.shape[-2:] == (16, 16))
-
-
-@pytest.mark.parametrize("name", ATTENTION)
-def test_attention_is_fused_however_it_is_called(name):
-    with fused_attention_on_cpu():
-        assert scores(ATTENTION[name]()) == 0
-    assert scores(ATTENTION[name]()) > 0  # as a CPU runs it
-
-
-@needs_build
-@pytest.mark.parametrize("name", ATTENTION)
-def test_attention_is_a_gpus_however_it_is_called(name):
-    with tensors_for(True, "cuda"):
-        gpu = torch.device("cuda", 0)  # without a number torch 2.9 asks the driver for the present one
-        model = ATTENTION[name]().to(device=gpu, dtype=torch.bfloat16)
-        assert scores(model, device=gpu, dtype=torch.bfloat16) == 0
 
 
 def test_dtensors_all_to_all_and_an_all_reduce_of_several_in_place_are_counted():

@@ -12,8 +12,8 @@ import torch
 
 from actmem.ledger.whole_step import loss_of
 from actmem_tools.__main__ import main
+from actmem_tools.gpu_kernels import gpu_kernels_on_cpu
 from actmem_tools.load_model import built_model
-from actmem_tools.no_device import fused_attention_on_cpu
 from actmem_tools.plan.own_model import OwnModel, StepOptions
 from actmem_tools.plan.step_time import Cluster
 from actmem_tools.tape.config_model import ConfigModel
@@ -127,6 +127,8 @@ def solved(request):
     "solved", [case if case in BY_DAY else at_night(case) for case in (*FACTORIES, *CONFIGS)], indirect=True
 )
 def test_each_line_is_that_of_a_real_run(solved):
+    """The run has a GPU's dropout and RMSNorm, as the plan has: for these it is no independent count, since a CPU's save
+    other tensors.  What a GPU's save is tested in tests/measure/test_gpu_kernels.py."""
     factory, sizes, model = solved
     for again in (0, 2, LAYERS):
         way = StepOptions(sizes["b"], again, False)
@@ -134,7 +136,7 @@ def test_each_line_is_that_of_a_real_run(solved):
         for row in [*model.static_rows(way), *model.need(way).peak.rows]:  # the optimizer's step can need more
             bill[row.term] += row.bytes
         code = "\n".join(model.code(way, ""))
-        with fused_attention_on_cpu():
+        with gpu_kernels_on_cpu():
             assert bill == real_lines(factory, sizes, code), again
             first = run_factory(factory, sizes, "bfloat16", prepare=lambda m: exec(code, {"model": m}), is_first=True)
         told = replace(model, global_batch_size=sizes["b"]).need(way).peak.bytes
@@ -151,7 +153,7 @@ def test_a_configuration_fetches_no_kernel(tmp_path, capsys):
 
 def llamas_peaks(code, sizes):
     """Bytes at the peak of a rank's second microbatch."""
-    with fused_attention_on_cpu():
+    with gpu_kernels_on_cpu():
         model, inputs = models_for_tapes.llama(**sizes, num_layers=LAYERS)
         return peaks_of_steps(model.float(), inputs, code, steps=False, accumulates=True)[0]
 

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.functional import dropout
 from torch.nn.functional import scaled_dot_product_attention as attention
 from torch.utils.checkpoint import checkpoint
 
@@ -183,3 +184,18 @@ def dropout_by_name(s, b, h, a, num_layers):
 
 def dropout_by_position(s, b, h, a, num_layers):
     return _attending(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, None, 0.1, True), s, b, h, a, num_layers)
+
+
+class _Dropped(nn.Module):
+    """A norm, a linear layer and a dropout beside the input."""
+
+    def __init__(self, h):
+        super().__init__()
+        self.norm, self.project = nn.RMSNorm(h), nn.Linear(h, h)
+
+    def forward(self, x):
+        return x + dropout(self.project(self.norm(x)), 0.1, True)
+
+
+def dropped_stack(s, b, h, num_layers=1):
+    return nn.Sequential(*(_Dropped(h) for _ in range(num_layers))), (torch.randn(b, s, h),)

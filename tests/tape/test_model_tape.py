@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from actmem.config import ConfigError
 from actmem.ledger.recorder import record
+from actmem_tools.gpu_kernels import gpu_kernels_on_cpu
 from actmem_tools.tape.evaluate import BACKWARD, Event, Make, Mark, Run, Tape, moments, read_events, sizes_of, value
 from actmem_tools.tape.extrapolate_blocks import LOSS_CODE, adapter_code, recompute_code
 from actmem_tools.tape.model_tape import model_tape, run_factory, solved_blocks, solved_target, tape_of
@@ -134,6 +135,14 @@ def test_a_tape_is_a_real_run_at_larger_sizes(name):
         sizes = draw_sizes(letters, rules, rng)
         sizes |= {letter: 2 * size for letter, size in sizes.items() if letter in "sbfvic"} | ones
         assert said(tape.at(sizes)) == said(read_events(run_factory(factory, sizes))), sizes
+
+
+def test_a_tape_is_of_a_gpus_kernels():
+    sizes = {"s": 64, "b": 3, "h": 48}
+    read = tape_of(models_for_tapes.dropped_stack, Runs(["s", "b", "h"])).at(sizes)
+    with gpu_kernels_on_cpu():
+        assert said(read) == said(read_events(run_factory(models_for_tapes.dropped_stack, sizes)))
+    assert read.kept_bytes < read_events(run_factory(models_for_tapes.dropped_stack, sizes)).kept_bytes
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from actmem.rows import Row
 from actmem_tools import load_model
 from actmem_tools.command_line import one_line, show_progress
 from actmem_tools.config_file import OTHERWISE, Order
-from actmem_tools.no_device import fused_attention_on_cpu
+from actmem_tools.gpu_kernels import gpu_kernels_on_cpu
 from actmem_tools.tape.config_model import ConfigModel, path_of_layers
 from actmem_tools.tape.evaluate import MAY_BE_ONE, Event, Formula, Make, Run, Tape, added, moments, read_events
 from actmem_tools.tape.extrapolate_blocks import (
@@ -54,11 +54,8 @@ Prepare = Callable[[nn.Module], object]
 _BLOCKS = "l"
 #: How many runs find the formulas of a configuration's model, which have few powers of s and b.
 _CONFIG_RUNS = 4
-#: The note on a model whose attention has dropout.
-_FUSED = (
-    "Attention has dropout. The bill is of a fused kernel, as a GPU's is, which stores no scores; a CPU has none with "
-    "dropout, so a run there keeps the scores."
-)
+#: The note on a model that saves less on a GPU than on a CPU.
+_OF_A_GPU = "The bill is of a GPU's kernels, which keep less than a CPU's for {}: a run on a CPU keeps more."
 #: Rules that are tried if a model doesn't run at the letters that were drawn: some kernels need rows of whole 16 bytes.
 _KERNELS_NEED = "h:8,d:8,f:8"
 
@@ -150,6 +147,8 @@ class _Model:
 def tape_of(factory: Factory, runs: Runs, more_sizes: Mapping[str, int] = {}, dtype: str = "") -> Tape:
     """Solve the tape of a factory's model, and name the storages that autograd saves as the ledger does.
 
+    It is a GPU's tape where the two differ (``gpu_kernels``).
+
     Args:
         factory: makes the model.
         runs: which runs are made.
@@ -157,10 +156,11 @@ def tape_of(factory: Factory, runs: Runs, more_sizes: Mapping[str, int] = {}, dt
         dtype: of weights and floating-point inputs; "" for those that the factory makes.
     """
     model = _Model(factory, more_sizes, dtype)
-    tape = model.tape(runs)
-    for ones, events in tape.variants.items():
-        names = model.names(runs, ones)
-        events[:] = [replace(e, name=names.get(e.number, e.name)) if isinstance(e, Make) else e for e in events]
+    with gpu_kernels_on_cpu():
+        tape = model.tape(runs)
+        for ones, events in tape.variants.items():
+            names = model.names(runs, ones)
+            events[:] = [replace(e, name=names.get(e.number, e.name)) if isinstance(e, Make) else e for e in events]
     return tape
 
 
@@ -258,14 +258,16 @@ def solved_blocks(
     order, few_blocks = (config.order, 2) if config else (Order(), 5)
     sizes = dict(at) if config else draw_sizes(letters, rules, random.Random(0), held)
     show_progress(f"running {few_blocks} blocks")
-    with _running(fake) as dropouts:
+    with _running(fake) as of_a_gpu:
         found_blocks = _blocks_of(factory, sizes, dtype, parts, order, few_blocks)
         if lora:
             factory = _changed(factory, adapter_code(place_of(found_blocks.path), lora))
             found_blocks = _blocks_of(factory, sizes, dtype, parts, order, few_blocks)
         elements = _elements(factory, letters, rules, dtype, held, 1 if config else 0, found_blocks.early)
     path = place_of(found_blocks.path)
-    remarks = load_model.gradient_note(found_blocks.without_gradient), _FUSED if dropouts else ""
+    remarks = [load_model.gradient_note(found_blocks.without_gradient)]
+    if of_a_gpu:
+        remarks.append(_OF_A_GPU.format(", ".join(sorted(of_a_gpu))))
     notes = tuple(remark for remark in remarks if remark)
     models: dict[str, BlockModel] = {}
     known: list[Formula] = []
@@ -388,13 +390,13 @@ def solved_target(
 
 
 @contextmanager
-def _running(fake: bool) -> Iterator[set[float]]:
-    """Make a context in which a model runs to be solved: with attention by a fused kernel, and maybe fake tensors.
+def _running(fake: bool) -> Iterator[set[str]]:
+    """Make a context in which a model runs to be solved: with a GPU's kernels, and maybe fake tensors.
 
-    Yields: a set that collects the dropout probabilities of the attention that runs.
+    Yields: a set that collects the names of operations of which a CPU keeps more.
     """
-    with load_model.tensors_for(fake), fused_attention_on_cpu() as dropouts:
-        yield dropouts
+    with load_model.tensors_for(fake), gpu_kernels_on_cpu() as of_a_gpu:
+        yield of_a_gpu
 
 
 def _solved_config(

@@ -17,6 +17,7 @@ To solve: actmem tape my_model.py:factory --letters s,b,h,a,f,v --out FILE
 To read: actmem tape FILE --at s=200,b=3,h=64,a=4,f=256,v=1000 --json OUT
   kept_bytes: alive when forward ends. peak_bytes: the most alive after any operation of backward. Neither counts
   weights, buffers, inputs or gradients of earlier microbatches; a new gradient counts until it is added to those.
+  Dropout, nn.RMSNorm and attention with dropout keep what a GPU keeps of them, which is less than on a CPU.
 """
 
 

@@ -1,0 +1,88 @@
+"""Run on a CPU what a GPU saves for backward: plans are solved from runs on a CPU, and their bill is a GPU's.
+
+Three operations save more on a CPU.  ``gpu_kernels_on_cpu`` replaces each below its Python names:
+
+- ``dropout``: a GPU's mask has one byte an element, a CPU's is of the activation's dtype.
+- ``rms_norm`` (``nn.RMSNorm``): a GPU has one kernel, which saves its input and a float32 number for each row.  A CPU
+  runs several operations, which save the normalized input as well, and both in float32.
+- ``scaled_dot_product_attention`` with dropout: a GPU's fused kernel saves no scores; a CPU has none with dropout.
+
+These differ too, and are billed as a CPU runs them.  They were found by comparing 200 operations with fake CUDA tensors
+(torch 2.13), in float32, in bfloat16 and under autocast:
+
+- Layer, batch and instance norm of 16-bit input: the two statistics have 4 bytes each on a GPU, 2 on a CPU.  That is 4
+  bytes more for each token and layer norm.
+- Attention: CUDA's kernels save 16 or 24 bytes of seeds; the memory-efficient one pads the log-sum-exp to 32 tokens,
+  and flash pads heads to a multiple of 8.  In float32 grouped heads have no fused kernel.
+- ``logsigmoid``: a CPU saves a buffer of its input's size as well.
+- ``EmbeddingBag``: a CPU saves indices that a GPU doesn't.
+- ``LSTM``, ``GRU``, ``RNN``: cuDNN saves a workspace; only a device says how large it is.
+- Softmax under autocast is float32 on a GPU, of 16 bits on a CPU.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch import Tensor
+
+from actmem_tools.torch_private import operation_on, rms_norm_backward
+
+
+@contextmanager
+def gpu_kernels_on_cpu() -> Iterator[set[str]]:
+    """Make a context in which operations on a CPU save for backward what they save on a GPU (see this module).
+
+    What is computed is the same, but for attention, which leaves its dropout out.
+
+    Yields: a set that collects the names of those operations that ran, as a reader knows them.
+    """
+    ran: set[str] = set()
+
+    def attention(original: Callable) -> Callable:
+        def run(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **options):
+            if dropout_p:
+                ran.add("attention with dropout")
+            return original(query, key, value, attn_mask, 0.0, is_causal, **options)
+
+        return run
+
+    def dropout(original: Callable) -> Callable:
+        def run(x: Tensor, p: float, train: bool) -> Tensor:
+            if not (train and 0 < p < 1 and x.numel()):  # as CUDA chooses
+                return original(x, p, train)
+            ran.add("dropout")
+            return torch.native_dropout(x, p, train)[0]
+
+        return run
+
+    def rms_norm(original: Callable) -> Callable:
+        def run(*args, **options):
+            ran.add("RMSNorm")
+            return original(*args, **options)
+
+        return run
+
+    replaced_operations = (
+        ("AutogradCPU", "scaled_dot_product_attention", attention),
+        ("AutogradCPU", "dropout", dropout),
+        ("AutogradCPU", "rms_norm", rms_norm),
+        # torch's rms_norm calls this one, and runs it as several operations on a device that has no kernel for it.
+        ("CPU", "_fused_rms_norm", lambda original: _fused_rms_norm),
+        ("CPU", "_fused_rms_norm_backward", lambda original: rms_norm_backward()),
+    )
+    with ExitStack() as stack:
+        for key, name, make in replaced_operations:
+            stack.enter_context(operation_on(key, name, make))
+        yield ran
+
+
+def _fused_rms_norm(
+    x: Tensor, normalized_shape: list[int], weight: Tensor | None, eps: float | None
+) -> tuple[Tensor, Tensor]:
+    """Normalize; return the result, in the dtype of ``x``, and the float32 number that each row was multiplied by."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    dims = list(range(-len(normalized_shape), 0))
+    scale = (wide.square().mean(dims, keepdim=True) + (torch.finfo(wide.dtype).eps if eps is None else eps)).rsqrt()
+    normalized = (wide * scale).contiguous()
+    return (normalized if weight is None else normalized * weight).to(x.dtype), scale.contiguous()

@@ -6,12 +6,11 @@ of an hour and no GPU, and keeps the answers for chapter 9. No constant is fitte
 differences: chapter 9 has their causes.
 """
 
-import argparse
 import json
 import shlex
 import subprocess
 import sys
-from functools import partial
+from functools import cache, partial
 from importlib import resources
 from typing import Any
 
@@ -28,9 +27,10 @@ from actmem_course.lab_tools.reserved_memory import reserved_bytes
 from actmem_course.launch import LABS
 from actmem_course.others.published_runs import PublishedRun, published_runs
 from actmem_course.process import lab
+from actmem_tools.gpu_kernels import gpu_kernels_on_cpu
 from actmem_tools.load_model import built_model, load_factory, tensors_for
-from actmem_tools.no_device import fused_attention_on_cpu
 from actmem_tools.plan.framework_flags import hugging_face_config
+from actmem_tools.plan.plan_command import plan_parser
 from actmem_tools.plan.planned_models import planned_model_of
 from actmem_tools.tape.config_model import ConfigModel
 
@@ -53,16 +53,19 @@ def main() -> int:
 
 
 def predictions(runs: list[PublishedRun]) -> dict[str, tuple[int, int]]:
-    """What the commands of these runs say is allocated, and what is reserved then, by name of the run."""
-    found: dict[tuple[str, str], tuple[int, int]] = {}
-    for command in sorted({run.command for run in runs if run.command}):
-        plan = plan_of(command)
-        for recomputes in {run.recomputes for run in runs if run.command == command}:
-            way = plan["all_blocks"][PLANS.index(recomputes)]
-            found[command, recomputes] = way["bytes"], reserved_by(command, plan, way)
-    return {run.name: found[run.command, run.recomputes] for run in runs if run.command}
+    """What is predicted of these runs, by name of the run."""
+    return {run.name: prediction(run.command, run.recomputes, run.held) for run in runs if run.command}
 
 
+@cache
+def prediction(command: str, recomputes: str, held: str) -> tuple[int, int]:
+    """What a command says is allocated, and what is reserved then, in bytes."""
+    plan = plan_of(command)
+    way = plan["all_blocks"][PLANS.index(recomputes)]
+    return way["bytes"], reserved_by(command, plan, way, held)
+
+
+@cache
 def plan_of(command: str) -> dict[str, Any]:
     """What a command writes as JSON."""
     words = [sys.executable, "-m", "actmem_tools", *shlex.split(command)[1:], "--json", "-"]
@@ -72,35 +75,40 @@ def plan_of(command: str) -> dict[str, Any]:
     return json.loads(run.stdout)
 
 
-def reserved_by(command: str, plan: dict[str, Any], way: dict[str, Any]) -> int:
+def reserved_by(command: str, plan: dict[str, Any], way: dict[str, Any], held: str) -> int:
     """What the allocator reserves for the steps of one of a plan's ways, in bytes.
 
     Args:
         command: the plan's command.
         plan: what it wrote as JSON.
         way: one of its ``all_blocks``, whose code runs on fake tensors.
+        held: what the run held besides (``PublishedRun.held``).
     """
-    parser = argparse.ArgumentParser()
-    parser.add_argument("model")
-    parser.add_argument("--gpus", type=int, default=1)
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--global-batch", type=int, default=0)
-    options, _ = parser.parse_known_args(shlex.split(command)[2:])
+    options = plan_parser().parse_args(shlex.split(command)[2:])
+    gpus = options.gpus or 1
     sizes = {**plan["sizes"], "b": way["micro_batch_size"], "l": plan["blocks"]["number"]}
-    dtype = "float32" if way["sharded"] else options.dtype  # FSDP2 gathers in options.dtype
-    with emulated_rank(options.gpus, real_tensors=True):
-        shard = partial(fsdp.fully_shard, mesh=init_device_mesh("cpu", (options.gpus,)))
-        with tensors_for(True), fused_attention_on_cpu(), replaced(fsdp, "fully_shard", lambda _: shard):
+    dtype = "float32" if way["sharded"] else options.dtype or "bfloat16"  # FSDP2 gathers in that
+    with emulated_rank(gpus, real_tensors=True):
+        shard = partial(fsdp.fully_shard, mesh=init_device_mesh("cpu", (gpus,)))
+        with tensors_for(True), gpu_kernels_on_cpu(), replaced(fsdp, "fully_shard", lambda _: shard):
             if ":" in options.model:
                 factory = load_factory(str(LABS.parent / options.model))
             else:
                 factory = ConfigModel(hugging_face_config(planned_model_of(options.model))).factory()
             model, inputs = built_model(factory, sizes, dtype)
+            if held == "logits":
+                model.get_output_embeddings().register_forward_hook(held_logits)
             made: dict[str, Any] = {"model": model, "torch": torch}
             exec("\n".join(way["code"]), made)
             # The plan names no optimizer where it is torch's default, which on a GPU has foreach.
             optimizer = made.get("optimizer") or torch.optim.AdamW(model.parameters(), foreach=True)
-            return reserved_bytes(model, inputs, optimizer, options.global_batch // options.gpus // sizes["b"] or 1)
+            return reserved_bytes(model, inputs, optimizer, (options.global_batch or 1) // gpus // sizes["b"] or 1)
+
+
+def held_logits(head: torch.nn.Module, _: Any, logits: torch.Tensor) -> torch.Tensor:
+    """Return logits in float32, and hold them until the next forward's are there."""
+    head.logits = logits.float()
+    return head.logits
 
 
 if __name__ == "__main__":

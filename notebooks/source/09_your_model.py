@@ -10,7 +10,16 @@
 # Setup: imports, and the numbers of the question
 import actmem as am
 from actmem_course.figures import (
-    Checks, Fold, GuessLine, LiveFigure, Panel, Prediction, Reveal, choice, size_text, slider,
+    Checks,
+    Fold,
+    GuessLine,
+    LiveFigure,
+    Panel,
+    Prediction,
+    Reveal,
+    choice,
+    size_text,
+    slider,
 )
 from actmem_course.figures import ch09_your_model as show
 from actmem_more.llama_shape import LlamaShape, llama_shape
@@ -204,6 +213,7 @@ print(f"{1 - changed_ledger.total_bytes / ledger.total_bytes:.0%} less")
 # You free more than `findings` named, because the new norm doesn't save its normalised input either. Compare gradients
 # before you trust a smaller number:
 
+
 # %% jupyter={"source_hidden": true}
 class WideNorm(Norm):  # float64 all the way, as rms_norm computes it there
     def forward(self, x):
@@ -219,9 +229,7 @@ def gradients(**parts):
 
 pairs = zip(gradients(**changed), gradients(norm=WideNorm))
 worst = max(((p - q).abs().max() / q.abs().max()).item() for p, q in pairs)
-checks.add(
-    "gradients of both layers in float64: relative difference below 1e-12", [(worst < 1e-12, True)]
-)
+checks.add("gradients of both layers in float64: relative difference below 1e-12", [(worst < 1e-12, True)])
 checks.show()
 
 # %% [markdown]
@@ -312,9 +320,7 @@ def factory(parts):
 # The factory's letters: h is a multiple of 2a, a of k.
 letters, rules, _ = parsed_letters("s,b,h:2a,a:k,k,f,v", "")
 codes = {"in plain operators": {}, "with three changes": changed}
-solved = {
-    name: solved_blocks(factory(parts), letters, rules, "bfloat16") for name, parts in codes.items()
-}
+solved = {name: solved_blocks(factory(parts), letters, rules, "bfloat16") for name, parts in codes.items()}
 tiny = {"s": 256, "h": h, "a": a, "k": k, "f": f, "v": 1000}
 for name, parts in codes.items():
     planned = OwnModel(solved[name], tiny, 6, Cluster(1, 80 * GIBIBYTE), b)  # six layers, one GPU, b sequences a step
@@ -347,8 +353,9 @@ for name in codes:
 # actmem plan my_model.py:factory --at s=8192,b=1,h=4096,a=32,k=8,f=14336,v=128256,l=32 --gpus 8 --memory 80
 # ```
 #
-# How near does it come to what others measured? (torchtitan's H100s have 96 GB.) `reserved` and `nvidia-smi` count
-# free pieces too:
+# How near does it come to what others measured? (torchtitan's H100s have 96 GB.) `reserved` and `nvidia-smi` count free
+# pieces too. To predict them, the code that `plan` prints runs on fake tensors, and each gets a block of [chapter
+# 14](14_allocator_and_eight_bits.ipynb)'s model of the allocator:
 
 # %% jupyter={"source_hidden": true}
 LiveFigure(show.published_bars())
@@ -356,9 +363,10 @@ LiveFigure(show.published_bars())
 # %% jupyter={"source_hidden": true}
 from actmem_course.others.published_runs import published_runs
 
-run = {run.name: run.published_bytes for run in published_runs()}
+run = {run.name: run for run in published_runs()}
 held, reserved = (run[f"torchtitan, Llama 3 8B, 8 H100s, b 1, {kind}"] for kind in ("allocated", "reserved"))
-print(f"The first run reserved {size_text(reserved - held)} more than its tensors took.")
+more, predicted = reserved.published_bytes - held.published_bytes, reserved.predicted_bytes - held.predicted_bytes
+print(f"The first run reserved {size_text(more)} more than its tensors took; predicted: {size_text(predicted)}.")
 show.published_causes()
 
 # %% [markdown]

@@ -6,7 +6,7 @@ one. What a kernel allocates inside itself isn't seen.
 """
 
 import gc
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -33,23 +33,13 @@ class ReservedMemory(StepMode):
         super().__init__()
         self._allocators: dict[object, CachingAllocator] = {}
         self._blocks: dict[int, tuple[CachingAllocator, MemoryBlock]] = {}
-        self._storages = StorageLifetimes(self._change)
+        self.storages = StorageLifetimes(self._change)
         self._note(existing)
 
     @property
     def bytes(self) -> int:
         """What the allocator has reserved so far; it gives nothing back."""
         return sum(allocator.reserved for allocator in self._allocators.values())
-
-    def resizing(self, resize: Callable) -> Callable:
-        """Wrap ``torch.UntypedStorage.resize_``, by which FSDP2 frees gathered weights and makes them again."""
-
-        def run(storage, size):
-            result = resize(storage, size)
-            self._storages.resized(storage)
-            return result
-
-        return run
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = self.real_operation(func, args)(*args, **(kwargs or {}))
@@ -58,8 +48,8 @@ class ReservedMemory(StepMode):
 
     def _note(self, value: Any) -> None:
         for storage in storages_in(value):
-            if storage not in self._storages.numbers:
-                self._change(self._storages.begin(storage), storage.nbytes())
+            if storage not in self.storages.numbers:
+                self._change(self.storages.begin(storage), storage.nbytes())
 
     def _change(self, number: int, size: int | None) -> None:
         if number in self._blocks:
@@ -81,10 +71,9 @@ def reserved_bytes(model: nn.Module, inputs: Any, optimizer: torch.optim.Optimiz
         num_microbatches: of a step.
     """
     memory, before = ReservedMemory([*model.parameters(), *model.buffers(), *tensors_in(inputs)]), 0
-    collects = gc.isenabled()
     gc.disable()  # or storages in reference cycles would be freed at any moment
     try:
-        with memory, replaced(torch.UntypedStorage, "resize_", memory.resizing):
+        with memory, replaced(torch.UntypedStorage, "resize_", memory.storages.resizing):
             while memory.bytes > before:
                 before = memory.bytes
                 for _ in range(num_microbatches):
@@ -92,6 +81,5 @@ def reserved_bytes(model: nn.Module, inputs: Any, optimizer: torch.optim.Optimiz
                 optimizer.step()
                 model.zero_grad()
     finally:
-        if collects:
-            gc.enable()
+        gc.enable()
     return before

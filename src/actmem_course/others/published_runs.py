@@ -7,7 +7,8 @@ what is allocated, and what the allocator then reserves.
 published_runs.tsv has the runs. "peak" is the peak as it was published; "before" what the source says was taken before
 the model was made; "kind" what was measured. "command" is what one types for the run. "recomputes" says which of the
 command's plans the run was: the one that recomputes no block, the one that recomputes all, or the one for the ``part``
-that --again names. "left_out" says why a run can't be predicted: its source doesn't state all of what it ran, or no
+that --again names. "held" says what the run held longer than that plan does: "logits", in float32, from forward to the
+next. "left_out" says why a run can't be predicted: its source doesn't state all of what it ran, or no
 option describes it. "why" is the cause of a difference.
 """
 
@@ -34,6 +35,7 @@ class PublishedRun:
     name: str
     command: str
     recomputes: str
+    held: str
     published_bytes: int
     kind: str
     source: str

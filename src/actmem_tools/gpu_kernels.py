@@ -20,61 +20,42 @@ These differ too, and are billed as a CPU runs them.  They were found by compari
 - Softmax under autocast is float32 on a GPU, of 16 bits on a CPU.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
 
-from actmem_tools.torch_private import operation_on, rms_norm_backward
+from actmem_tools.torch_private import replaced_operations, rms_norm_backward
 
 
-@contextmanager
-def gpu_kernels_on_cpu() -> Iterator[set[str]]:
-    """Make a context in which operations on a CPU save for backward what they save on a GPU (see this module).
+def gpu_kernels_on_cpu() -> AbstractContextManager[None]:
+    """Return a context in which operations on a CPU save for backward what they save on a GPU (see this module).
 
     What is computed is the same, but for attention, which leaves its dropout out.
-
-    Yields: a set that collects the names of those operations that ran, as a reader knows them.
     """
-    ran: set[str] = set()
-
-    def attention(original: Callable) -> Callable:
-        def run(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **options):
-            if dropout_p:
-                ran.add("attention with dropout")
-            return original(query, key, value, attn_mask, 0.0, is_causal, **options)
-
-        return run
-
-    def dropout(original: Callable) -> Callable:
-        def run(x: Tensor, p: float, train: bool) -> Tensor:
-            if not (train and 0 < p < 1 and x.numel()):  # as CUDA chooses
-                return original(x, p, train)
-            ran.add("dropout")
-            return torch.native_dropout(x, p, train)[0]
-
-        return run
-
-    def rms_norm(original: Callable) -> Callable:
-        def run(*args, **options):
-            ran.add("RMSNorm")
-            return original(*args, **options)
-
-        return run
-
-    replaced_operations = (
-        ("AutogradCPU", "scaled_dot_product_attention", attention),
-        ("AutogradCPU", "dropout", dropout),
-        ("AutogradCPU", "rms_norm", rms_norm),
+    return replaced_operations(
+        ("AutogradCPU", "scaled_dot_product_attention", _attention),
+        ("AutogradCPU", "dropout", _dropout),
         # torch's rms_norm calls this one, and runs it as several operations on a device that has no kernel for it.
         ("CPU", "_fused_rms_norm", lambda original: _fused_rms_norm),
         ("CPU", "_fused_rms_norm_backward", lambda original: rms_norm_backward()),
     )
-    with ExitStack() as stack:
-        for key, name, make in replaced_operations:
-            stack.enter_context(operation_on(key, name, make))
-        yield ran
+
+
+def _attention(original: Callable) -> Callable:
+    def run(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **options):
+        return original(query, key, value, attn_mask, 0.0, is_causal, **options)
+
+    return run
+
+
+def _dropout(original: Callable) -> Callable:
+    def run(x: Tensor, p: float, train: bool) -> Tensor:
+        has_mask = train and 0 < p < 1 and x.numel()  # as CUDA chooses
+        return torch.native_dropout(x, p, train)[0] if has_mask else original(x, p, train)
+
+    return run
 
 
 def _fused_rms_norm(

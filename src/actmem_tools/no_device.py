@@ -16,7 +16,7 @@ from actmem.config import ConfigError
 from actmem.ledger.storages import replaced
 from actmem_more.attention_kernels import FLASH_WIDTH, AttentionCall, Gpu, attention_kernel
 from actmem_more.torch_private import cudnn_attention, efficient_attention, flash_attention
-from actmem_tools.torch_private import operation_on, torch_release
+from actmem_tools.torch_private import replaced_operations, torch_release
 
 #: The first torch that runs fake CUDA tensors without a driver.
 OLDEST = (2, 11)
@@ -50,7 +50,7 @@ def cuda_without_device(gpu: Gpu | None = None) -> Iterator[None]:
         raise ConfigError("device", f"fake cuda without a GPU needs torch {needed}, this is {torch.__version__}")
     gpu = gpu or gpu_of_this_build()
     with replaced(torch, "Generator", lambda original: _Generator):
-        with operation_on("AutogradCUDA", "scaled_dot_product_attention", partial(_attention, gpu)):
+        with replaced_operations(("AutogradCUDA", "scaled_dot_product_attention", partial(_attention, gpu))):
             yield
 
 

@@ -50,17 +50,19 @@ def rms_norm_backward() -> Callable:
 
 
 @contextmanager
-def operation_on(key: str, name: str, make: Callable[[Callable], Callable]) -> Iterator[None]:
-    """Make a context in which a function of ours replaces one of torch's operations on one kind of device.
+def replaced_operations(*replacements: tuple[str, str, Callable[[Callable], Callable]]) -> Iterator[None]:
+    """Make a context in which functions of ours replace some of torch's operations on one kind of device.
 
-    It replaces the operation itself, so calls from C++ and by any Python name reach it too.
+    They replace the operation itself, so calls from C++ and by any Python name reach them too.
 
     Args:
-        key: "AutogradCPU" or "AutogradCUDA", or "CPU" for an operation whose gradient torch knows.
-        name: of the operation, as ``scaled_dot_product_attention``.
-        make: takes what torch runs where a device has no kernel of its own; returns what runs in its place.
+        replacements: of each operation three things.  Where: "AutogradCPU" or "AutogradCUDA", or "CPU" for an operation
+            whose gradient torch knows.  Its name, as ``scaled_dot_product_attention``.  And a function that takes what
+            torch runs where a device has no kernel of its own, and returns what runs in its place.
     """
-    original = partial(getattr(torch.ops.aten, name).default._op_dk, torch._C.DispatchKey.CompositeImplicitAutograd)
+    without_kernel = torch._C.DispatchKey.CompositeImplicitAutograd
     with torch.library._scoped_library("aten", "IMPL") as library:
-        library.impl(name, make(original), key)
+        for key, name, make in replacements:
+            original = partial(getattr(torch.ops.aten, name).default._op_dk, without_kernel)
+            library.impl(name, make(original), key)
         yield

@@ -199,3 +199,20 @@ class _Dropped(nn.Module):
 
 def dropped_stack(s, b, h, num_layers=1):
     return nn.Sequential(*(_Dropped(h) for _ in range(num_layers))), (torch.randn(b, s, h),)
+
+
+def biased_stack(s, b, h, num_layers):
+    """The first block makes what all blocks read, as T5's does."""
+
+    def block(m, x, bias):
+        bias = m["bias"](x.mean(0)) if bias is None else bias
+        return m["project"](x).sin() + bias, bias
+
+    def run(m, x):
+        bias = None
+        for each in m["blocks"]:
+            x, bias = each(x, bias)
+        return x
+
+    parts = [{"project": nn.Linear(h, h)} | ({} if i else {"bias": nn.Linear(h, h)}) for i in range(num_layers)]
+    return Of(run, blocks=nn.ModuleList(Of(block, **each) for each in parts)), (torch.randn(b, s, h),)

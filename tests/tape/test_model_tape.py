@@ -274,6 +274,7 @@ def real(factory, sizes, blocks, again, path, part):
     ("name", "letters", "parts"),
     [
         ("stack", "s,b,h,f,v", ("mlp",)),
+        ("biased_stack", "s,b,h", ("",)),
         at_night(("llama", "s,b,h,a,k,f,v", ("", "mlp", "self_attn", "operations", "every-second-matmul"))),
     ],
 )
@@ -328,6 +329,24 @@ def test_blocks_of_any_name_can_run_again(around, path, parts):
         need = blocks.need(at, 2, 2)
         told = need.kept_bytes, need.peak.bytes, need.matmul_flops, need.moved_bytes
         assert told == real(factory, at, 4, 2, path, part)
+
+
+@pytest.mark.parametrize("of_encoder", [0, 2])
+def test_a_second_stack_must_not_grow(of_encoder):
+    def factory(b, h, l):
+        stacks = [nn.Sequential(*(nn.Linear(h, h) for _ in range(length))) for length in (of_encoder or l, l)]
+        run = lambda m, x: m["decoder"](m["encoder"](x).sin())  # noqa: E731
+        return Of(run, encoder=stacks[0], decoder=stacks[1]), (torch.ones(b, h, requires_grad=True),)
+
+    at = {"b": 4, "h": 8}
+    if not of_encoder:
+        with pytest.raises(ConfigError, match="parts.decoder and parts.encoder both grow"):
+            solved_blocks(factory, ["b", "h"], {}, at=at)
+        return
+    solved = solved_blocks(factory, ["b", "h"], {}, at=at)[""]
+    need = solved.need(at, 4, 2)
+    told = need.kept_bytes, need.peak.bytes, need.matmul_flops, need.moved_bytes
+    assert told == real(factory, at, 6, 4, solved.path, "")
 
 
 def test_a_model_without_blocks_is_refused():

@@ -38,6 +38,8 @@ if TYPE_CHECKING:  # only the screen needs it
 
 #: The largest microbatch and sequence that ``OwnModel.largest`` tries.
 LARGEST = {"b": 2**14, "s": 2**24}
+#: See ``actmem_tools.gpu_kernels``.
+_OF_A_GPU = "The bill is of a GPU's kernels; of dropout, nn.RMSNorm and attention with dropout a CPU keeps more."
 _SHARD = """from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 policy = MixedPrecisionPolicy(param_dtype=torch.{dtype}, reduce_dtype=torch.float32)
 for block in model.{path}.children():
@@ -120,7 +122,7 @@ class OwnModel:
 
     def notes(self) -> list[str]:
         """Return sentences on the bill's limits, and on what was found in the model."""
-        blocks, found = self.blocks, [*self.blocks.notes]
+        blocks, found = self.blocks, [_OF_A_GPU, *self.blocks.notes]
         if (blocks.shortest, blocks.longest) != (2, LARGEST_SIZE):
             longest = f" to {blocks.longest:,}" if blocks.longest < LARGEST_SIZE else " on"
             found.append(f"It holds for sequences from {blocks.shortest:,}{longest} tokens; others run otherwise.")

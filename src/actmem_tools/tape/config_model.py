@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -70,7 +71,7 @@ class ConfigModel:
         self.letters = ("b",) if found[0] is pictures else ("s", "b")
         with load_model.tensors_for(True):
             model, _ = load_model.built_model(self.factory(), {"s": 2, "b": 2, "l": 1}, "bfloat16")
-        layers = model.get_submodule(path_of_layers(model, number))
+        layers = model.get_submodule(lists_of_layers(model, number)[0])
         self.order = order_of([_kind(layer) for layer in layers.children()])
         positions = getattr(self.config, "max_position_embeddings", None) or LARGEST_SIZE
         self.positions = positions if _has_rows(model, positions, self.config) else LARGEST_SIZE
@@ -135,14 +136,14 @@ class ConfigModel:
         return step if _LONGEST_RUN * step <= longest and s % math.lcm(multiple, *chunks) == 0 else 0
 
 
-def path_of_layers(model: nn.Module, number: int) -> str:
-    """Find the submodule whose children are the model's layers.
+def lists_of_layers(model: nn.Module, number: int) -> list[str]:
+    """Find the submodules whose children may be the model's layers.
 
     Args:
         model: the model.
-        number: how many layers it has.  Of several lists of so many submodules the one with most weights is taken.
+        number: how many layers it has.
 
-    Returns: the submodule's path.
+    Returns: the submodules' paths, those with most weights first.
 
     Raises: ConfigError if there is none.
     """
@@ -155,7 +156,21 @@ def path_of_layers(model: nn.Module, number: int) -> str:
     if not found:
         rule = f"with num_layers={number} the model must have a list of {number} blocks, and has none"
         raise ConfigError("target", rule)
-    return max(found)[1]
+    return [name for _, name in sorted(found, reverse=True)]
+
+
+def noted_layers(model: nn.Module, paths: Iterable[str]) -> list[str]:
+    """Return a list to which the next runs of a model add the path of each layer's list (``lists_of_layers``)."""
+    in_order: list[str] = []
+    for path in paths:
+        for layer in model.get_submodule(path).children():
+            layer.register_forward_pre_hook(lambda *_, path=path: in_order.append(path))
+    return in_order
+
+
+def are_stacks(in_order: Iterable[str], *paths: str) -> bool:
+    """Return whether one of two lists of layers ran before the other, as an encoder's and a decoder's do."""
+    return len([*groupby(path for path in in_order if path in paths)]) == 2
 
 
 def _kind(layer: nn.Module) -> str:

@@ -9,6 +9,9 @@ of each kind.  What one more block adds is the difference of two tapes, moment b
 2. From there on the longer tape is read, also its second block, which adds to gradients that the first one has made.
 3. Every later block of backward does the same as the second, with fewer blocks still waiting.
 
+If the first block makes what all others read, as T5's makes its table of positions, a recomputed second block saves
+that too, and no later one does.  Then compared tapes have one recomputed block more (``BlockModel.fewest``).
+
 ``model_tape.solved_blocks`` solves the tapes, and checks this rule on a run of more blocks.
 """
 
@@ -17,11 +20,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, lru_cache, partial
 from itertools import accumulate, pairwise, product
 
-from actmem.config import LARGEST_SIZE
+from actmem.config import LARGEST_SIZE, ConfigError
 from actmem.rows import Row, by_term
 from actmem_tools.config_file import Order
 from actmem_tools.tape.evaluate import (
@@ -208,6 +211,8 @@ class BlockModel:
         longest: the longest sequence that the tapes hold for and the model can read.
         names: takes the two numbers of ``tapes`` and the letters that are 1; returns names of that tape's storages by
             their numbers.  A storage that it doesn't name has the name on the tape, its operation's.
+        fewest: returns from how many recomputed blocks on each further one adds the same: 1; or 2 if the first makes
+            what the others share, as T5's does.
     """
 
     tapes: Callable[[int, int], Tape]
@@ -220,6 +225,7 @@ class BlockModel:
     shortest: int = 2
     longest: int = LARGEST_SIZE
     names: Callable[[int, int, tuple[str, ...]], Mapping[int, str]] = lambda again, whole, ones: {}
+    fewest: Callable[[], int] = lambda: 1
 
     @property
     def letters(self) -> tuple[str, ...]:
@@ -253,11 +259,12 @@ class BlockModel:
             is_first: whether it is the step's first microbatch, which makes the weights' gradients.
             sharded: bytes of a block's weights and gradients under FSDP2; by default there is none.
         """
-        base, at = (min(recomputed, 1), min(saving, 1)), tuple(sizes.items())
-        fewest = self._moments(*base, at, is_first)  # solved first: its runs are the shortest
-        more = [(recomputed - base[0], self._moments(base[0] + 1, base[1], at, is_first))] if recomputed else []
-        more += [(saving - base[1], self._moments(base[0], base[1] + 1, at, is_first))] if saving else []
-        return fewest.with_more(more, self._head(at), sharded)
+        again, whole = min(recomputed, self.fewest() if recomputed > 1 else 1), min(saving, 1)
+        at = tuple(sizes.items())
+        fewest = self._moments(again, whole, at, is_first)  # solved first: its runs are the shortest
+        more = [(recomputed - again, self._moments(again + 1, whole, at, is_first))] if recomputed else []
+        more += [(saving - whole, self._moments(again, whole + 1, at, is_first))] if saving else []
+        return fewest.with_more(more, [number for number in (again, whole) if number], self._head(at), sharded)
 
     def _head(self, at: tuple) -> int:
         """Count the operations of backward before its first block.
@@ -289,6 +296,21 @@ class BlockModel:
             return _Moments(structure, tape.values(structure.used, sizes))
 
         return lru_cache(32)(made)
+
+
+def fewest_alike(model: BlockModel, check: Callable[[BlockModel, int, int], object]) -> int:
+    """Find the least number of recomputed blocks from which each further one adds the same (``BlockModel.fewest``).
+
+    Args:
+        model: the model, by whose tapes it is predicted what more blocks need.
+        check: runs a model of so many recomputed and saving blocks; raises ConfigError if the prediction is wrong.
+    """
+    try:
+        check(replace(model, fewest=lambda: 1), 3, 0)
+        return 1
+    except ConfigError:
+        check(replace(model, fewest=lambda: 2), 4, 0)
+        return 2
 
 
 @dataclass(frozen=True)
@@ -383,12 +405,13 @@ class _Moments:
         self.kept = live[structure.end]
         self.left = live[-1]
 
-    def with_more(self, more: Sequence[tuple[int, _Moments]], head: int, sharded: Sharded) -> Need:
-        """Predict what a microbatch needs with more blocks than this tape has, which has at most one of each kind.
+    def with_more(self, more: Sequence[tuple[int, _Moments]], own: Sequence[int], head: int, sharded: Sharded) -> Need:
+        """Predict what a microbatch needs with more blocks than this tape has.
 
         Args:
             more: for each kind of block, that which backward meets last first: how many blocks there are beyond this
                 tape's, and the moments of a tape with one of them.
+            own: how many blocks of each kind this tape has, 1 or 2.
             head: how many operations backward has before its first block.
             sharded: see ``BlockModel.need``.
         """
@@ -414,7 +437,12 @@ class _Moments:
             if in_blocks not in fullest_of or live > fullest_of[in_blocks].bytes:
                 fullest_of[in_blocks] = _Moment(live, tape, place, waiting, others)
 
-        further, zeros, num_own = [number for number, _ in more], [0 for _ in more], len(more)
+        def ends_of_blocks(numbers: Iterable[int]) -> list[int]:
+            """Where in backward each block ends on a tape that has so many of each kind."""
+            in_order = [length for length, number in zip(lengths, numbers) for _ in range(number)]
+            return [*accumulate(reversed(in_order), initial=head)][1:]
+
+        further, zeros, num_own = [number for number, _ in more], [0 for _ in more], sum(own)
         # Of forward only the operations that end all tapes are known to run after all blocks have saved.
         num_last = min(self._num_aligned(other, "forward", size) for (_, other), size in zip(more, saved))
         if num_last:
@@ -422,15 +450,16 @@ class _Moments:
         # Rules 1 and 2 at the top of this file: while a tape is aligned with its longer one, the further blocks wait.
         aligned = [self._num_aligned(other, "backward", size) for (_, other), size in zip(more, saved)]
         lengths = [self.structure.num_more(other.structure) for _, other in more]
-        block_ends = [*accumulate(reversed(lengths), initial=head)][1:]
+        block_ends = ends_of_blocks(own)
         for start, end in _between(0, len(self.backward), [head, *aligned, *block_ends]):
             waiting = [number if start < length else 0 for number, length in zip(further, aligned)]
             ran = [number - waits for number, waits in zip(further, waiting)]
             fullest = self._fullest("backward", start, end)
             consider(start >= head, self, fullest, waiting, ran, sum(place <= start for place in block_ends))
         for k, ((number, other), first) in enumerate(zip(more, aligned)):
-            last = self.structure.num_same(other.structure) + lengths[k]
-            block_ends = [*accumulate([*reversed(lengths[k:]), *reversed(lengths[: k + 1])], initial=head)][1:]
+            # Of two blocks of its own the first of the model runs as no other; this tape has been read for it.
+            last = self.structure.num_same(other.structure) + (2 - own[k]) * lengths[k]
+            block_ends = ends_of_blocks([*own[:k], own[k] + 1, *own[k + 1 :]])
             # Rule 3: from the second of these blocks to the last, each changes the bytes by as much as the one before.
             counts = {count for count in (number - 1, number - 2, 0) if count >= 0}
             for (start, end), waits in product(_between(first, last, block_ends), counts if number else ()):

@@ -23,7 +23,7 @@ from actmem_tools import load_model
 from actmem_tools.command_line import one_line, show_progress
 from actmem_tools.config_file import OTHERWISE, Order
 from actmem_tools.gpu_kernels import gpu_kernels_on_cpu
-from actmem_tools.tape.config_model import ConfigModel, path_of_layers
+from actmem_tools.tape.config_model import ConfigModel, are_stacks, lists_of_layers, noted_layers
 from actmem_tools.tape.evaluate import MAY_BE_ONE, Event, Formula, Make, Run, Tape, added, moments, read_events
 from actmem_tools.tape.extrapolate_blocks import (
     LOSS_CHUNKS,
@@ -31,6 +31,7 @@ from actmem_tools.tape.extrapolate_blocks import (
     SELECTIVE,
     BlockModel,
     adapter_code,
+    fewest_alike,
     place_of,
     recompute_code,
 )
@@ -54,8 +55,6 @@ Prepare = Callable[[nn.Module], object]
 _BLOCKS = "l"
 #: How many runs find the formulas of a configuration's model, which have few powers of s and b.
 _CONFIG_RUNS = 4
-#: The note on a model that saves less on a GPU than on a CPU.
-_OF_A_GPU = "The bill is of a GPU's kernels, which keep less than a CPU's for {}: a run on a CPU keeps more."
 #: Rules that are tried if a model doesn't run at the letters that were drawn: some kernels need rows of whole 16 bytes.
 _KERNELS_NEED = "h:8,d:8,f:8"
 
@@ -258,17 +257,14 @@ def solved_blocks(
     order, few_blocks = (config.order, 2) if config else (Order(), 5)
     sizes = dict(at) if config else draw_sizes(letters, rules, random.Random(0), held)
     show_progress(f"running {few_blocks} blocks")
-    with _running(fake) as of_a_gpu:
+    with _running(fake):
         found_blocks = _blocks_of(factory, sizes, dtype, parts, order, few_blocks)
         if lora:
             factory = _changed(factory, adapter_code(place_of(found_blocks.path), lora))
             found_blocks = _blocks_of(factory, sizes, dtype, parts, order, few_blocks)
         elements = _elements(factory, letters, rules, dtype, held, 1 if config else 0, found_blocks.early)
     path = place_of(found_blocks.path)
-    remarks = [load_model.gradient_note(found_blocks.without_gradient)]
-    if of_a_gpu:
-        remarks.append(_OF_A_GPU.format(", ".join(sorted(of_a_gpu))))
-    notes = tuple(remark for remark in remarks if remark)
+    notes = tuple(filter(None, [load_model.gradient_note(found_blocks.without_gradient)]))
     models: dict[str, BlockModel] = {}
     known: list[Formula] = []
     checked: set[str] = set()
@@ -289,9 +285,9 @@ def solved_blocks(
 
     def tape(part: str, recomputed: int, saving: int) -> Tape:
         found_tape = solved(part if recomputed else parts[0], recomputed, saving)
-        if (recomputed, saving) == (1, 1) and part not in checked:
+        if recomputed and saving and part not in checked:
             checked.add(part)
-            check(part, 2, 2)
+            check(models[part], 3, 2, part)
         return found_tape
 
     @cache
@@ -299,14 +295,15 @@ def solved_blocks(
         with _running(fake):
             return model_of(part, recomputed, saving).names(runs, ones)
 
-    def check(part: str, recomputed: int, saving: int) -> None:
-        if config and recomputed + saving > config.num_blocks:
+    def check(model: BlockModel, recomputed: int, saving: int, part: str) -> None:
+        recomputed = min(recomputed, config.num_blocks - saving) if config else recomputed
+        if recomputed < 0:
             return
         with _running(fake):
             events = model_of(part, recomputed, saving).events(sizes, is_first=True)
         live = [live for event, live, _ in moments(events) if isinstance(event, Run)]
         measured = read_events(events).kept_bytes, max(live)
-        need = models[part].need(sizes, recomputed, saving, is_first=True)
+        need = model.need(sizes, recomputed, saving, is_first=True)
         if (need.kept_bytes, need.peak.bytes) != measured:
             rule = f"blocks of {path} aren't alike: {recomputed + saving} of them keep {measured[0]:,} B and need"
             rule += f" {measured[1]:,} B, {need.kept_bytes:,} and {need.peak.bytes:,} by runs of fewer:"
@@ -314,9 +311,10 @@ def solved_blocks(
 
     for part in parts:
         of_all = found_blocks.element_size, order, notes, found_blocks.recompute
-        models[part] = BlockModel(partial(tape, part), path, elements, *of_all, names=partial(names, part))
+        model = BlockModel(partial(tape, part), path, elements, *of_all, names=partial(names, part))
+        models[part] = replace(model, fewest=cache(partial(fewest_alike, model, partial(check, part=part))))
         if len(models) == 1:
-            check(part, 0, 3)
+            check(models[part], 0, 3, part)
     return models
 
 
@@ -390,13 +388,10 @@ def solved_target(
 
 
 @contextmanager
-def _running(fake: bool) -> Iterator[set[str]]:
-    """Make a context in which a model runs to be solved: with a GPU's kernels, and maybe fake tensors.
-
-    Yields: a set that collects the names of operations of which a CPU keeps more.
-    """
-    with load_model.tensors_for(fake), gpu_kernels_on_cpu() as of_a_gpu:
-        yield of_a_gpu
+def _running(fake: bool) -> Iterator[None]:
+    """Make a context in which a model runs to be solved: with a GPU's kernels, and maybe fake tensors."""
+    with load_model.tensors_for(fake), gpu_kernels_on_cpu():
+        yield
 
 
 def _solved_config(
@@ -486,7 +481,7 @@ def _blocks_of(
         few_blocks: how many blocks the model gets.
     """
     model, inputs = _built(factory, {**sizes, _BLOCKS: few_blocks}, dtype)
-    path = path_of_layers(model, order.num_layers(few_blocks))
+    path, *others = lists_of_layers(model, order.num_layers(few_blocks))
     element_sizes = {p.element_size() for p in model.parameters()}
     if len(element_sizes) > 1:
         raise ConfigError("target", "its weights must be of one dtype, or give --dtype")
@@ -501,7 +496,13 @@ def _blocks_of(
     for name in trained:
         hook = lambda _, name=name: order_of_gradients.append(name)  # noqa: E731
         model.get_parameter(name).register_post_accumulate_grad_hook(hook)
+    in_order = noted_layers(model, (path, *others))
     loss = loss_of(load_model.run_forward(model, inputs))
+    if stacks := [other for other in others if are_stacks(in_order, path, other)]:
+        longer, _ = _built(factory, {**sizes, _BLOCKS: few_blocks + 1}, dtype)
+        if stacks[0] in lists_of_layers(longer, order.num_layers(few_blocks + 1)):
+            rule = f"{stacks[0]} and {path} both grow with the number of layers, and plan varies one list of blocks:"
+            raise ConfigError("target", f"{rule} it works if the factory fixes the length of the other")
     ran_again: set[str] = set()
     for name, block in blocks.items():
         for part_of_block in block.modules():

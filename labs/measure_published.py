@@ -96,9 +96,9 @@ def reserved_by(command: str, plan: dict[str, Any], way: dict[str, Any], held: s
             else:
                 factory = ConfigModel(hugging_face_config(planned_model_of(options.model))).factory()
             model, inputs = built_model(factory, sizes, dtype)
-            if held == "logits":
-                model.get_output_embeddings().register_forward_hook(held_logits)
             made: dict[str, Any] = {"model": model, "torch": torch}
+            if held == "logits":
+                made["model"].get_output_embeddings().register_forward_hook(held_logits)
             exec("\n".join(way["code"]), made)
             # The plan names no optimizer where it is torch's default, which on a GPU has foreach.
             optimizer = made.get("optimizer") or torch.optim.AdamW(model.parameters(), foreach=True)

@@ -62,7 +62,7 @@ def interleaved(
     raise NotImplementedError
 
 
-# 5.3: read “Outputs that nothing reads any more (figure 9)”
+# 5.3: read “Outputs that nothing reads any more”
 def free_output(output: torch.Tensor) -> None:
     """Free the memory of a stage's output once it is sent; output.backward(gradient) still works.
 
@@ -74,7 +74,7 @@ def free_output(output: torch.Tensor) -> None:
     raise NotImplementedError
 
 
-# 5.4: read “Appendix C: recompute only what does not fit”
+# 5.4: read “Recompute only what does not fit”
 def how_many_fit(budget_bytes: int, in_flight: int, full_bytes: int, recomputed_bytes: int) -> int:
     """How many of the microbatches in flight can save everything, if the others are recomputed.
 

@@ -83,7 +83,7 @@ Reveal(
 # | [8 Today's layer](08_todays_layer.ipynb) | What helps a Llama? | 35 | [7](../labs/lab7_todays_layer.py) |
 # | [9 Your model](09_your_model.ipynb) | What does your model save, and does it fit? | 35 | [8](../labs/lab8_plan.py) |
 # | [10 The loss](10_the_loss.ipynb) | What does a vocabulary of 128k cost? | 35 | [9](../labs/lab9_the_ends.py) |
-# | [11 Adapters](11_adapters.ipynb) | What do frozen weights save? | 35 | [10](../labs/lab10_keep_less.py) |
+# | [11 Adapters](11_adapters.ipynb) | What do frozen weights free? | 35 | [10](../labs/lab10_keep_less.py) |
 # | [12 Long sequences](12_long_sequences.ipynb) | How do a million tokens fit? | 35 | [10](../labs/lab10_keep_less.py) |
 # | [13 Experts](13_experts.ipynb) | What do experts and latent attention save? | 35 | |
 # | [14 The allocator and eight bits](14_allocator_and_eight_bits.ipynb) | What do they add? | 25 | |
@@ -127,6 +127,7 @@ Fold(
         f"{sum(states.values())} bytes per parameter"
         for name, states in recipes.items()
     ),
+    prose=True,
 )
 
 # %% [markdown]
@@ -167,7 +168,7 @@ checks.add(f"one layer, {extra:,} bytes of them extra", [(eq1(TINY) + extra, led
 checks.show()
 
 # %% [markdown]
-# That zero is the point of this course. (*Extra* is what the paper leaves out as small: two numbers per token for
+# *0 apart* means equal to the byte. That zero is the point of this course. (*Extra* is what the paper leaves out as small: two numbers per token for
 # each layer norm.)
 #
 # GPT-3's layer reads twice as many tokens. Does it save twice as many bytes? Its tensors have shapes here but no
@@ -236,7 +237,7 @@ checks.show()
 # activations?
 
 # %% jupyter={"source_hidden": true}
-from actmem.formulas.first_stage import interleave_factor, stage_rows
+from actmem.formulas.first_stage import EMBEDDING_TERM, embeddings_in_flight, interleave_factor, stage_rows
 
 layer_terms = {row.term for row in am.layer_rows(gpt3.shape)}
 for stages in (8, 16):
@@ -249,30 +250,44 @@ for stages in (8, 16):
     )
 p, m = gpt3.parallel.pipeline_parallel_size, gpt3.parallel.num_model_chunks
 factor = float(interleave_factor(p, m))
-print(f"With {m} chunks of layers on each GPU, p = {p} has {factor:.2f} times the activations.")
+rows = stage_rows(gpt3.shape, am.Parallel(8, pipeline_parallel_size=p, num_model_chunks=m))
+masks = sum(row.bytes for row in rows if row.term == EMBEDDING_TERM)
+print(
+    f"With {m} chunks of layers on each GPU, p = {p} has {factor:.2f} times the activations, "
+    f"{size_text(total(rows) - masks)}; {embeddings_in_flight(gpt3.parallel)} dropout masks of the embedding take "
+    f"{size_text(masks)} more."
+)
 
 # %% [markdown]
 # It needs just as much. Under the usual schedule (1F1B: one forward, one backward) the first stage runs $p$ forward passes
 # before its first backward pass. With at least $p$ microbatches it holds $p$ times the activations of $L/p$ layers:
-# those of $L$ layers, whatever $p$ is (the paper's equation 5; [chapter 6](06_pipeline.ipynb)). GPT-3's bar, 175B, is longer: its schedule is
-# interleaved, and a GPU holds several chunks.
+# those of $L$ layers, whatever $p$ is (the paper's equation 5; [chapter 6](06_pipeline.ipynb)). GPT-3's bar, 175B, is longer: in its interleaved
+# schedule each GPU has several chunks of layers, so more passes start before the first backward pass.
 #
 # > **More pipeline stages. Why do this?** Parameters, gradients and optimizer states shrink with $p$. **Why not?**
 # > Activations don't, and more GPUs wait longer while the pipeline fills and empties.
 #
 # You can't take a smaller microbatch: three of the models already run with $b = 1$. More copies of the model (data
-# parallelism) don't help: each saves the same activations for its own sequences. A *distributed optimizer* (ZeRO) shards the optimizer's states over
-# the copies. Even with very many copies, that is enough for one model of four:
+# parallelism) don't help: each saves the same activations for its own sequences. ZeRO shards states over the copies: ZeRO-1 (Megatron's
+# distributed optimizer) the optimizer's, ZeRO-2 the gradients too, ZeRO-3 the parameters too. Suppose there are so many copies that a GPU's
+# shard is nothing:
 
 # %% jupyter={"source_hidden": true}
-optimizer = sum(taken.values()) - taken["parameters"] - taken["gradients"]
+whole = {
+    "ZeRO-1": taken["parameters"] + taken["gradients"],
+    "ZeRO-2": taken["parameters"],
+    "ZeRO-3": 0,
+}
+lines = []
 for name, model in PAPER_MODELS.items():
-    of_states = optimizer * sum(parameter_counts(model.shape, model.parallel).values())
-    left = sum(show.gpu_bytes(model, "tensor").values()) - of_states
-    print(f"{name}: {size_text(left)} without the optimizer's states, {'fits' if left <= A100_BYTES else 'too much'}")
+    count = sum(parameter_counts(model.shape, model.parallel).values())
+    activations = show.gpu_bytes(model, "tensor")["activations"]
+    sizes = [activations + each * count for each in whole.values()]
+    lines.append((name, *(f"{size_text(size)}{' fits' if size <= A100_BYTES else ''}" for size in sizes)))
+print(text_table(("model", *whole), lines, " rrr"))
 
 # %% [markdown]
-# More tensor parallelism leaves a part of the activations whole on every rank (chapter 3).
+# The two largest don't fit even with ZeRO-3, whose gathered layers come on top. More tensor parallelism leaves a part of the activations whole on every rank (chapter 3).
 #
 # ## What does help
 #
@@ -300,7 +315,8 @@ Fold("Which models fit with each method", "\n".join(lines))
 #
 # One rank of the 22B model takes a training step, with all layers and Adam's states, on a newer GPU that may use no
 # more memory than an A100. The prediction adds weights, gradients, optimizer states, activations, the loss, and what
-# the backward pass holds for a moment. (*Elementwise* recomputes no linear: [chapter 8](08_todays_layer.ipynb).)
+# the backward pass holds for a moment. (*Elementwise* recomputes all that needs no linear layer: norms, GeLU, dropout, the
+# core: [chapter 8](08_todays_layer.ipynb).)
 
 # %% jupyter={"source_hidden": true}
 from actmem_course.figures.gpu_results import conditions, newest, step_curve, wall_bars, wall_remainder
@@ -340,7 +356,7 @@ worked(
     f"{size_text(four // b)}.",
     f"Parameters, gradients and optimizer states don't depend on b: {size_text(states)}.",
     f"Together {size_text(states + four // b)} of {size_text(A100_BYTES)}: it fits, with "
-    f"{size_text(A100_BYTES - states - four // b)} to spare. The price: each matmul has a quarter of the rows, and is "
+    f"{size_text(A100_BYTES - states - four // b)} free. The price: each matmul has a quarter of the rows, and is "
     "less efficient.",
 )
 

@@ -55,8 +55,7 @@ Reveal(
 )
 
 # %% [markdown]
-# You derive the 15 tensors that a transformer layer saves, and find each among what PyTorch saves. You need [chapter
-# 1](01_memory_wall.ipynb) and a little calculus.
+# **You need** [chapter 1](01_memory_wall.ipynb) and a little calculus.
 #
 # A microbatch has $b$ sequences of $s$ tokens. Between two layers each token is a vector of $h$ numbers, the hidden
 # size, and attention divides these among $a$ heads. Numbers have 16 bits, so a tensor of shape $[s, b, h]$ takes
@@ -295,7 +294,7 @@ for activation, of_sbh in ((nn.GELU(), 2 + 8 + 8), (nn.ReLU(), 2 + 8)):
 checks.show()
 
 # %% [markdown]
-# > **ReLU instead of GeLU. Why do this?** The rule's second question saves $8sbh$, nearly a quarter of the $34sbh$.
+# > **ReLU instead of GeLU. Why do this?** The rule's second question frees $8sbh$, nearly a quarter of the $34sbh$.
 # > **Why not?** It's a different model, so you must train it with ReLU from the start.
 #
 # Today's MLPs have a gate: `down(silu(gate(x)) * up(x))`, where `gate`, `up` and `down` are linear layers. What does
@@ -334,19 +333,19 @@ worked(
 # %% [markdown]
 # ## Does a GPU agree?
 #
-# Megatron-LM is the code of the paper's authors. Its repository holds the memory that its tests logged on A100s, and
-# half of these logs are of this very layer, with the fused kernel off: $s = 1024$, $b = 4$, $h = 512$, $a = 8$. A log has the *peak*, and what is
-# *held* between steps: weights, gradients and optimizer states. So peak minus held leaves activations. Subtract those
-# of two tests, and what they share cancels. Most pairs don't agree with a formula, because the allocator's blocks
-# or what kernels save inside change what is logged. `python labs/measure_runs.py` lists those that do.
+# Megatron-LM is the code of the paper's authors. Its repository holds what its tests logged: 500 logs have the *peak* and
+# what is *held* between steps (weights, gradients, optimizer states), many of this very layer, with the fused
+# kernel off: $s = 1024$, $b = 4$, $h = 512$, $a = 8$. Peak minus held leaves activations. Take the difference of two tests; shared
+# terms cancel. `python labs/measure_runs.py` lists the pairs that tensors alone explain: we chose them, so they
+# are no share. In most others the allocator's blocks, or what kernels save inside, change the log.
 #
 # Here are two pairs:
 #
-# - The last pipeline stage of one test has three layers, of the other two.
+# - The last pipeline stage has three layers in one test, two in the other.
 # - One test recomputes nothing, the other everything. Both have their peak at the loss, so its logits cancel.
 
 # %%
-from actmem_course.others.logged_pairs import logged_pairs
+from actmem_course.others.logged_pairs import BLOCK_BYTES, MOST_NUMBERS, logged_pairs
 
 nvidia = am.ModelShape(seq_length=1024, micro_batch_size=4, hidden_size=512, num_attention_heads=8)
 float32_statistics = 16 * 1024 * 4  # two norms, two statistics of 4 bytes for each token
@@ -355,14 +354,17 @@ only_its_input = 2 * 1024 * 4 * 512
 
 pairs = logged_pairs()
 equal = sum(not pair.apart_bytes for pair in pairs)
-print(f"{len(pairs)} pairs agree to a few blocks of the allocator, {equal} of them to the byte; these are two:")
+print(
+    f"{len(pairs)} chosen pairs agree within {MOST_NUMBERS} × {BLOCK_BYTES} B, the allocator's blocks, "
+    f"{equal} of them to the byte; these are two:"
+)
 for formula, pair in zip((one_layer, 12 * (one_layer - only_its_input)), pairs):
     checks.add(pair.what, [(formula, pair.logged_bytes)], sides=("predicted", "logged on A100s"))
 checks.show()
 
 # %% [markdown]
 # torch's allocator also counts the bytes that it is asked for, and those that it hands out in blocks of 512. One GPU
-# ran a layer of the 22B and one of the 175B model in the six ways that chapters 3 to 5 explain, and counted between
+# ran a layer of the 22B and one of the 175B model in the six configurations of chapters 3 to 5, and counted between
 # forward and backward pass ([chapter 1](01_memory_wall.ipynb) says which GPU, and how):
 
 # %% jupyter={"source_hidden": true}
@@ -371,7 +373,7 @@ from actmem_course.figures.gpu_results import newest
 on_gpu = newest("table2")["table2"]
 for count in ("ledger", "requested", "allocated"):
     checks.add(
-        f"two models' layers, six ways, on a GPU: {count} bytes",
+        f"two models' layers, six configurations, on a GPU: {count} bytes",
         [(row["predicted_bytes"], row[f"{count}_bytes"]) for row in on_gpu],
         sides=("formula", count),
     )

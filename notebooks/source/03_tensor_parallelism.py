@@ -91,8 +91,9 @@ for name, result in tried.items():
     print(f"{name}: {'equal' if torch.allclose(result, Z) else 'wrong'}")
 
 # %% [markdown]
-# Rank 0's shards are filled: weights pink, saved tensors blue. *All* is replicated, hatched is partial. Switch the order: GeLU must wait for a collective, and its input and output, $16\,sbh$ bytes,
-# become replicated.
+# Rank 0's shards are filled: weights pink, saved tensors blue. A tensor marked *all* is replicated, a hatched one partial.
+# GeLU's input is counted, not drawn. Switch the order: GeLU must wait for a collective, and its input and output,
+# $16\,sbh$ bytes, become replicated.
 
 # %%
 Panel(
@@ -160,7 +161,7 @@ for order, blocks in row_orders.items():
 # %% [markdown]
 # ## What divides and what does not
 #
-# Between the blocks stand layer norms, dropouts and residual additions. There every rank has the whole output of $\bar f$, so
+# Layer norms, dropouts and residual additions are between the blocks. There every rank has the whole output of $\bar f$, so
 # all repeat the same work and save the same six tensors.
 
 # %%
@@ -172,12 +173,12 @@ Panel(
 
 # %% [markdown]
 # Look for *a copy on every rank*: the inputs of both layer norms ($4\,sbh$ bytes), the inputs of QKV and $h \to 4h$, which $f$
-# passes on whole ($4\,sbh$), two dropout masks ($2\,sbh$). Together that's $10\,sbh$, whatever $t$ is: the **floor**. The other 24 of
+# passes on whole ($4\,sbh$), two dropout masks ($2\,sbh$). Together that's $10\,sbh$, whatever $t$ is: the **floor**, the replicated activations. The other 24 of
 # the layer's $34\,sbh$ are divided, and so is the core attention. This is the paper's equation 2:
 #
 # $$sbh\left(10 + \frac{24}{t} + \frac{5as}{ht}\right)$$
 #
-# What the figure says is *sent*: to all-reduce $2sbh$ bytes, a rank sends $2(t-1)/t$ times that (chapter 4 shows why).
+# *Sent* in the figure: to all-reduce $2sbh$ bytes, each rank sends $2(t-1)/t$ times as many (chapter 4 shows why).
 
 # %% jupyter={"source_hidden": true}
 from actmem.rows import total
@@ -344,8 +345,8 @@ worked(
 # > 3. $10\,sbh$ stay on every rank, whatever $t$ is.
 # >
 # > **At work tomorrow:** find your job's tensor-parallel size and check that each group sits within one machine. Then compare
-# > 4 ranks and 8, with all else equal: `actmem plan llama3-8b --gpus 4 --tensor 4 --memory 80 --global-batch 64
-# > --micro-batch-size 1 --recompute none`. Look at weights, activations and seconds of the line *tensor*.
+# > one of 4 ranks with one of 8, `python labs/measure_table2.py --emulate 4 --model 22B` and `--emulate 8`: the line *tensor* does not
+# > halve.
 #
 # **The lab:** [lab 2](../labs/lab2_tensor_parallel.py). Next, [chapter 4](04_sequence_parallelism.ipynb): the floor goes away.
 #

@@ -40,9 +40,6 @@ Reveal(
 )
 
 # %% [markdown]
-# **In this chapter** you shard the floor along the sequence, take an all-reduce apart, find the bytes that obvious code saves
-# by accident, and gather a shard again in the backward pass.
-#
 # **You need** chapter 3: $f$, $\bar f$ and the floor. As there, $t$ ranks share a layer with $a$ heads and hidden size $h$, which
 # reads $b$ sequences of $s$ tokens.
 #
@@ -95,7 +92,7 @@ Panel(
 )
 
 # %% [markdown]
-# Inside the blocks nothing has changed. At their edges stand two new operators. $g$ is an **all-gather**: put all shards
+# Inside the blocks nothing has changed. Two new operators are at their edges. $g$ is an **all-gather**: put all shards
 # together on every rank. $\bar g$ is a **reduce-scatter**: add up as an all-reduce does, but leave each rank only its shard
 # of the sum.
 
@@ -196,7 +193,7 @@ checks.add("saved beyond equation 4: 4sbh(1 − 1/t)", [pair])
 checks.show()
 
 # %% [markdown]
-# Two tensors are $t$ times too large. Find them:
+# Two tensors are $t$ times too large. Find them, on one of 4 ranks:
 
 # %%
 LiveFigure(layer_picture(GPT3, am.Parallel(4, True), keeps_gathered=True))
@@ -233,7 +230,7 @@ checks.show()
 # %% [markdown]
 # ## What it costs
 #
-# Count the collectives of one layer, forward and backward pass, in all three forms:
+# Count the collectives of one layer, forward and backward pass, in all three configurations:
 
 # %%
 from actmem.formulas.communication import counts, layer_collectives, wire_bytes
@@ -252,18 +249,18 @@ for form, rows, seen, expected in (
         pairs.append((counts(expected).get(kind, 0), count))
     lines.append((form, sum(seen.counts.values()), size_text(wire_bytes(expected)), size_text(total(rows))))
 print(text_table((f"each of {t} ranks", "collectives", "sends", "saves"), lines, " rrr"))
-checks.add("collectives of a layer in three forms, by kind", pairs, "")
+checks.add("collectives of a layer in three configurations, by kind", pairs, "")
 checks.show()
 
 # %% [markdown]
 # With the gathered input saved, 4 all-gathers and 4 reduce-scatters send the **same bytes** as TP's 4 all-reduces, as the
-# paper says. With the shard saved you add two all-gathers: a quarter more bytes, behind a matmul. And **same bytes is not same time**: you start more collectives, and each
+# paper says. With the shard saved you add two all-gathers: a quarter more bytes, overlapped with a matmul. And **same bytes is not same time**: you start more collectives, and each
 # start takes some microseconds.
 #
 # > **Why do this?** $t$ divides all of a layer's activations, and layer norm and dropout run on $s/t$ tokens. If you use TP
 # > anyway, there's hardly a reason to leave SP off. **Why not?** With small tensors the latency of the extra collectives matters.
-# > The second gather hides only if it starts before the matmul. So on GPUs before Blackwell, Megatron-LM wants
-# > `CUDA_DEVICE_MAX_CONNECTIONS=1`: with one hardware queue, kernels start in the order in which they were launched. And $t$ must
+# > The second gather overlaps only if it starts before the matmul. So on GPUs before Blackwell, Megatron-LM wants
+# > `CUDA_DEVICE_MAX_CONNECTIONS=1` (for context parallelism too, but not 1 with FSDP): with one hardware queue, kernels start in the order in which they were launched. And $t$ must
 # > divide $s$, so pad odd lengths.
 #
 # **Now write it:** [exercises 3.3, 3.4 and 3.5](../labs/lab3_sequence_parallel.py), `gathering_linear`, `layer` and
@@ -281,7 +278,7 @@ from actmem_course import launch
 with Progress("labs/measure_parity.py, two processes"):
     results = launch.results("measure_parity.py", "--seq-length", 64, processes=2)
 checks.add(
-    "three forms, both ranks: added up, all gradients equal the unsharded layer's",
+    "three configurations, both ranks: added up, all gradients equal the unsharded layer's",
     [(result["exact"], True) for result in results],
     "",
 )
@@ -303,7 +300,9 @@ checks
 # ## Work it out
 #
 # How long do the collectives of one GPT-3 layer take, both passes, on 8 ranks whose links carry 300 GB/s each way? For each, a
-# rank sends $(t-1)/t$ of a tensor of $2sbh$ bytes. Compare it with the time of the layer's matmuls.
+# rank sends $(t-1)/t$ of a tensor of $2sbh$ bytes. Compare it with the layer's matmuls at 312
+# TFLOP/s: the forward pass has $24sbh^2 + 4s^2bh$ FLOPs (chapter 5), both passes three times that, and each rank a $t$-th.
+# ($s$ = 2,048, $b$ = 1, $h$ = 12,288.)
 
 # %% jupyter={"source_hidden": true}
 from actmem.formulas.flops import layer_matmuls
@@ -314,9 +313,10 @@ worked(
     f"Collectives: {', '.join(f'{count} × {kind}' for kind, count in counts(again).items())}. That is 4 "
     "in the forward pass, 4 in the backward pass, and the two gathers of saved shards.",
     f"Each sends {t - 1}/{t} of {size_text(payload)}: {size_text(sent // number)}. Together {size_text(sent)}.",
-    f"At 300 GB/s: {1000 * sent / 300e9:.1f} ms a layer. Tensor parallelism's four all-reduces send "
+    f"At 300 GB/s: {1000 * sent / 300e9:.1f} ms per layer. Tensor parallelism's four all-reduces send "
     f"{size_text(wire_bytes(alone))}, which take {1000 * wire_bytes(alone) / 300e9:.1f} ms.",
-    f"The layer's matmuls take {1000 * compute:.1f} ms on such a rank at 312 TFLOP/s.",
+    f"The layer's matmuls: 3 · (24sbh² + 4s²bh) / {t} = {compute * show.FLOPS_PER_SECOND:.3g} FLOPs on each rank, "
+    f"{1000 * compute:.1f} ms.",
 )
 
 # %% [markdown]
@@ -339,11 +339,11 @@ worked(
 #
 # > **Take away**
 # > 1. Between the blocks tokens are independent: shard along $s$, and the floor is gone.
-# > 2. An all-reduce is a reduce-scatter and an all-gather. $\bar g$ and $g$ are its halves, so the bytes sent stay the same.
-# > 3. Save the shard and gather again in the backward pass, or $4\,sbh$ stay on every rank.
+# > 2. An all-reduce is a reduce-scatter and an all-gather. $\bar g$ and $g$ are its halves, and together send as much.
+# > 3. Save the shard and gather again in the backward pass: a quarter more bytes sent, or $4\,sbh$ stay on every rank.
 # >
 # > **At work tomorrow:** if your job uses tensor parallelism, check that sequence parallelism is on (Megatron-LM:
-# > `--sequence-parallel`). If the code is your own, run it under `am.record` and look for a saved tensor of $s$ tokens.
+# > `--sequence-parallel`). If the code is your own, run it under `am.record` and look for a saved $[s, b, h]$ of full width.
 #
 # **The lab:** [lab 3](../labs/lab3_sequence_parallel.py). Next, [chapter 5](05_recomputation.ipynb): recompute the core attention.
 #

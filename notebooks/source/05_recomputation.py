@@ -55,11 +55,11 @@ Reveal(
 #
 # > **Why do this?** The core has most of the bytes and few of the FLOPs.
 # > **Why not?** A fused attention kernel has no such tensors (see FlashAttention below). And it costs more in time than in
-# > FLOPs, because softmax and dropout wait for memory ([chapter 7](07_time.ipynb)).
+# > FLOPs, because softmax and dropout are memory-bound ([chapter 7](07_time.ipynb)).
 #
 # ## One step, block by block
 #
-# The backward pass frees tensors in reverse order. Play one step of four GPT-3 layers: you see the layer at work, and the bytes of
+# The backward pass frees tensors in reverse order. Play one step of four GPT-3 layers, 0 to 3: you see the layer at work, and the bytes of
 # all four. Then choose *selective* and play it again. The forward pass no longer saves the core's three tensors (hatched), and they come back
 # for one layer at a time, as a spike:
 
@@ -199,12 +199,12 @@ display(checks.show())
 in_words(saved(RecomputeSameDropout.apply))
 
 # %% [markdown]
-# You save one more tensor, the generator's state: on a CPU a few thousand bytes (open the line below), on a CUDA GPU 16, for any region.
+# You save one more tensor, the generator's state: on a CPU a few thousand bytes (open the line above), on a CUDA GPU 16, for any region.
 # And the gradients are bit-identical.
 #
 # **Step 3: stop early.** The backward pass needs the tensors that the core *saves*, not its output. Its last operation is the
 # matmul with V, and nothing in the core saves that matmul's output. So stop before it. This course's `checkpoint` puts a
-# numbered slot in place of each tensor that autograd wants to save, and stops when the last slot is filled
+# numbered slot in place of each tensor that autograd wants to save (`saved_tensors_hooks`), and stops when the last slot is filled
 # (`src/actmem/recompute.py` begins with its rules). So does `torch.utils.checkpoint` with `use_reentrant=False`. torch's
 # reentrant form and Megatron-LM's checkpoint recompute to the end.
 #
@@ -279,8 +279,8 @@ checks.show()
 #
 # Per FLOP, the core frees $5a/2$ times as many bytes, for any $s$. Each line below the core's recomputes one
 # matmul to free what comes out of it. The outputs of the norms and of GeLU take no matmul. In time they cost about as much per
-# byte as the core (chapter 7). The paper saves them. Megatron-LM can drop the norms' outputs (`--recompute-granularity selective --recompute-modules layernorm`), if
-# its norms aren't fused with the next linear.
+# byte as the core (chapter 7). The paper saves them. Megatron-LM can drop the norms' outputs (`--recompute-granularity selective --recompute-modules layernorm`), but
+# not in its default dense layer, where Transformer Engine fuses the norms with the linears.
 
 # %% [markdown]
 # ## One cost, three numbers
@@ -360,8 +360,8 @@ Panel(
 )
 
 # %% [markdown]
-# > **Why do this?** You save the least: $2sbh$ bytes a layer.
-# > **Why not?** You add 22 to 33% to the layer's FLOPs, and send collectives that nothing hides.
+# > **Why do this?** The fewest bytes stay: $2sbh$ per layer.
+# > **Why not?** You add 22 to 33% to the layer's FLOPs, and its collectives once more, exposed.
 #
 # ## Table 2: six ways to train a layer
 #
@@ -448,7 +448,7 @@ for name in PAPER_MODELS:
             extra = layer_extra_rows(shape, row.parallel(8), row.recompute)
             predicted = closed_form(row, shape, 8) + total(extra)
             pairs.append((predicted, total(measure_layer(shape, tp, row.recompute))))
-checks.add("bytes of a layer of four models, six ways, as one rank of eight", pairs)
+checks.add("bytes of a layer of four models, six configurations, as one rank of eight", pairs)
 checks.show()
 
 # %% [markdown]
@@ -502,7 +502,7 @@ factors = {"none": "(34 + 80)", "selective": "34", "full": "2"}
 gib = {mode: (GPT3.num_layers * size + (layer_of["none"] - size)) / 2**30 for mode, size in layer_of.items()}
 worked(
     *(
-        f"{mode}: {factors[mode]} · 24 MiB / {ranks} = {size / 2**20:,.0f} MiB a layer; 96 of them, "
+        f"{mode}: {factors[mode]} · 24 MiB / {ranks} = {size / 2**20:,.0f} MiB per layer; 96 of them, "
         f"plus what you recompute for one layer: {gib[mode]:.1f} GiB."
         for mode, size in layer_of.items()
     ),
@@ -525,12 +525,12 @@ worked(
 # - **"34sbhL bytes for L layers are full recomputation."** They're selective, the paper's equation 6. Full saves $2sbhL$.
 #
 # > **Take away**
-# > 1. Recompute where a FLOP frees the most bytes: the core attention, $5a/2$ times as many as a linear.
+# > 1. Recompute what needs no matmul, or where a matmul's FLOP frees the most bytes: the core attention, $5a/2$ times a linear's.
 # > 2. Restore the random-number state, or your gradients are wrong without an error. Stop when the last saved tensor is back.
 # > 3. Saved tensors peak at what all layers save, plus what you recompute for one, or less. Gradients come on top.
 # >
 # > **At work tomorrow:** look up your training script's recompute setting. If it says full, work out $34sbh/t$ bytes for each
-# > layer. That's selective, or with FlashAttention no recomputation at all. Does it fit?
+# > layer (this layer with SP). That's selective, or with FlashAttention no recomputation at all. Does it fit?
 #
 # **The lab:** [lab 4](../labs/lab4_recompute.py). Write `checkpoint` (4.1, and 4.2 with dropout), `selective_layer` and
 # `full_layer`: `python my/labs/lab4_recompute.py`.

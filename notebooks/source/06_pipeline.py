@@ -38,7 +38,7 @@ Reveal(
     Panel(
         lambda p, m, n: show.pipeline_schedule(GPT3, show.with_pipeline(SHARDED, p, m), n),
         p=steps("p", "pipeline ranks", (1, 2, 3, 4, 6, 8), 4),
-        m=steps("m", "chunks a rank", lambda p: show.chunks_that_fit(GPT3.num_layers, p, 4), 1),
+        m=steps("m", "chunks per rank", lambda p: show.chunks_that_fit(GPT3.num_layers, p, 4), 1),
         n=steps("n", "microbatches", lambda p: range(p, 17, p), 8),
     ),
     m=2,
@@ -47,7 +47,7 @@ Reveal(
 # %% [markdown]
 # **You need** chapter 4 (the bytes of a layer on one rank) and chapter 5 (selective recomputation).
 #
-# **Letters.** $L$ layers on $p$ pipeline ranks, in $m$ chunks a rank; $n$ microbatches of $b$ sequences with $s$
+# **Letters.** $L$ layers on $p$ pipeline ranks, in $m$ chunks per rank; $n$ microbatches of $b$ sequences with $s$
 # tokens; hidden size $h$, $a$ heads, $t$ tensor-parallel ranks. **Rank** $i$ is a *pipeline rank* in this chapter: the
 # $t$ GPUs that run stage $i$. Bytes are those of one of these GPUs.
 
@@ -71,7 +71,7 @@ Panel(
 )
 
 # %% [markdown]
-# Multiply: $p$ microbatches × $L/p$ layers × one layer's bytes. **Surprise:** $p$ cancels, as in
+# Multiply: $p$ microbatches × $L/p$ layers × one layer's bytes. As chapter 1 said, $p$ cancels, in
 # the paper's equation 5:
 #
 # $$\frac{sbhL}{t}\left(34 + \frac{5as}{h}\right)$$
@@ -79,6 +79,9 @@ Panel(
 # > **Why do this?** A rank with $L/p$ layers holds $1/p$ of all parameters, and per microbatch it only sends one
 # > activation to the next rank. **Why not?** Ranks idle while the pipeline fills and drains, the *bubble*, and rank 0's
 # > activations don't shrink.
+#
+# Each rank works in $n$ of the step's $n + p - 1$ slots. So the bubble is $(p-1)/(n+p-1)$ of the step; with $m$ chunks per
+# rank, $(p-1)/(nm+p-1)$.
 
 # %% jupyter={"source_hidden": true}
 from actmem.formulas.first_stage import eq5, stage_rows
@@ -128,7 +131,7 @@ for model in PAPER_MODELS.values():
     idle += [(bubble_fraction(model.parallel, n) * n * m, bubble_of(timeline(schedule)) * n * m)]
     if model.shape == GPT3:
         first, *_, last = (passes * GPT3.num_layers // (p * m) for passes in peak_in_flight(schedule))
-        print(f"GPT-3, {m} chunks a rank: rank 0 holds {first} layers' saved tensors, rank {p - 1} {last}")
+        print(f"GPT-3, {m} chunks per rank: rank 0 holds {first} layers' saved tensors, rank {p - 1} {last}")
 sides = ("by formula", "in the schedule")
 checks.add("passes in flight on rank 0 of the paper's four models", in_lists, "", sides)
 checks.add("bubble of a rank, in passes forward and back", idle, "", sides)
@@ -169,8 +172,8 @@ display(checks.show())
 print(f"Selective recomputation leaves {float(min(shares)):.0%} to {float(max(shares)):.0%} of rank 0's layers.")
 
 # %% [markdown]
-# > **Why do this?** With $m$ chunks a rank, filling and draining takes $1/m$ of the time. **Why not?** Rank 0 holds
-# > up to half as much again, and each microbatch is sent $m$ times as often.
+# > **Why do this?** With $m$ chunks per rank, filling and draining takes $1/m$ of the time. **Why not?** Rank 0 holds
+# > up to 1.5× as much, and each microbatch is sent $m$ times as often.
 #
 # **Now write it:** [exercise 5.2](../labs/lab5_pipeline.py), `interleaved`:
 # `python my/labs/lab5_pipeline.py --only 5.2`.
@@ -179,7 +182,7 @@ print(f"Selective recomputation leaves {float(min(shares)):.0%} to {float(max(sh
 # ## Measured: four processes, one step
 #
 # Train a small model for one step on torch's own pipeline runtime, on four processes that really send and receive.
-# Each microbatch in flight has a ledger; a rank holds their sum.
+# We record each microbatch; a rank's total is their sum.
 
 # %% jupyter={"source_hidden": true}
 from actmem_course.figures import Progress
@@ -236,11 +239,11 @@ for rank in (0, p - 1):
 checks.show()
 
 # %% [markdown]
-# ## Outputs that nothing reads any more (figure 9)
+# ## Outputs that nothing reads any more
 #
 # When a rank has sent its output, nothing reads these bytes again, but the backward pass starts from the output's graph.
-# torch's pipeline holds the tensor to hold the graph: $2sbh/t$ bytes for each microbatch in flight, or $2sbh$ without
-# sequence parallelism. Appendix B frees the bytes, and Megatron-LM's training script sets `deallocate_pipeline_outputs` for it. For the 530B model:
+# torch's pipeline keeps the output tensor alive because it owns the graph: $2sbh/t$ bytes for each microbatch in flight, or $2sbh$ without
+# sequence parallelism. The paper's appendix B (figure 9) frees the bytes, and Megatron-LM's training script sets `deallocate_pipeline_outputs` for it. For the 530B model:
 
 # %% jupyter={"source_hidden": true}
 from actmem.formulas.first_stage import EMBEDDING_TERM, embeddings_in_flight, stage_output_rows
@@ -299,9 +302,9 @@ checks.show()
 # **Now write it:** [exercise 5.3](../labs/lab5_pipeline.py), `free_output`:
 # `python my/labs/lab5_pipeline.py --only 5.3`.
 #
-# ## Appendix C: recompute only what does not fit
+# ## Recompute only what does not fit
 #
-# Later ranks have memory to spare, and rank 0 may have some. So save everything for as many microbatches as fit, and
+# Later ranks have free memory, and rank 0 may have some. So (the paper's appendix C) save everything for as many microbatches as fit, and
 # recompute the others' core attention. When a microbatch that saved everything has finished its backward pass, the next forward pass
 # takes its place: a moving window.
 #
@@ -350,7 +353,7 @@ Fold(
 # %% [markdown]
 # ## What a rank sends
 #
-# Which parallelism goes on which links? Compare what one of GPT-3's GPUs sends, laid out as in table 3:
+# Which parallelism goes on which links? Compare what one of GPT-3's GPUs sends, laid out as in the paper's table 3:
 
 # %% jupyter={"source_hidden": true}
 from actmem.formulas.communication import layer_collectives, wire_bytes
@@ -375,7 +378,7 @@ checks
 # ## Work it out
 #
 # You train GPT-3 (96 layers) with $p$ = 16 and 64 microbatches. How much of a step is idle under 1F1B, and how many
-# layers' saved tensors do ranks 0 and 15 hold? What changes with three chunks a rank?
+# layers' saved tensors do ranks 0 and 15 hold? What changes with three chunks per rank?
 
 # %% jupyter={"source_hidden": true}
 from actmem_course.figures import worked

@@ -130,12 +130,12 @@ layer_times(on_gpu)
 
 # %% [markdown]
 # Why does selective recomputation *alone* cost more than on the A100? Three reasons. Matmuls have sped up more than memory since, so softmax and dropout weigh
-# more. This course's layer runs them as plain kernels, where Megatron fuses them. And one GPU sends nothing, so all
-# shares are of a shorter time. (Full recomputation repeats the forward pass, and that is nearly half of this layer.)
+# more. This course's layer runs them as plain kernels, where Megatron fuses them. And without communication the baseline is shorter, so
+# every percentage is larger. (Full recomputation repeats the forward pass, and that is nearly half of this layer.)
 # Sequence parallelism divides the norms and dropouts outside the core, which wins most of selective's cost back.
 #
-# In a notebook, run the next cell to time the same five layers on two processes of your machine, and forms
-# that recompute to the end. The layer is tiny, so don't expect the paper's ratios.
+# In a notebook, run the next cell to time the same five layers on two processes of your machine, and
+# others that recompute to the end. The layer is tiny, so don't expect the paper's ratios.
 
 # %% jupyter={"source_hidden": true}
 from actmem_course.figures import Progress, Varies, speed_facts
@@ -170,7 +170,7 @@ for way, mode in (("selective", "selective"), ("full recompute", "paper-full")):
     print(f"{way}: ρ = {factor:.1f}, ε = {slower:.0%}, pays if φ is above {slower / (1 - 1 / factor):.0%}")
 
 # %% [markdown]
-# **Rule:** if one sequence keeps the GPU busy, expect a $\varphi$ of a few percent (time two batch sizes to get yours). By table 4's times, neither full nor selective
+# **Rule:** if one sequence keeps the GPU busy, expect a $\varphi$ of a few percent (time $b$ and $2b$ sequences: $\varphi = (2T_b - T_{2b})/(T_{2b} - T_b)$). By table 4's times, neither full nor selective
 # recomputation pays then: use them to fit, not to be faster. And in a pipeline, larger microbatches are fewer, so the
 # bubble grows (chapter 6).
 #
@@ -181,7 +181,7 @@ for way, mode in (("selective", "selective"), ("full recompute", "paper-full")):
 #
 # $$\frac{\text{FLOPs}}{\text{peak rate}} \quad\text{and}\quad \frac{\text{bytes}}{\text{bandwidth}}.$$
 #
-# They are equal at the *ridge*. An operation with fewer FLOPs per byte waits for memory. Each operation here reads
+# They are equal at the *ridge*. An operation with fewer FLOPs per byte is *memory-bound*. Each operation here reads
 # its inputs from memory and writes its outputs back, as unfused kernels do:
 
 # %%
@@ -279,8 +279,8 @@ rate = gpus * A100_FLOPS_PER_SECOND * share
 flops = eq7(GPT3, 1) * tokens / GPT3.seq_length
 more = {mode: hardware_flops(GPT3, 1, mode) / eq7(GPT3, 1) - 1 for mode in ("full", "paper-full")}
 worked(
-    f"6 · 175 billion · 300 billion = {6 * 175e9 * tokens:.3g} FLOPs; {gpus:,} GPUs do {rate:.3g} a "
-    f"second: {6 * 175e9 * tokens / rate / 86400:.1f} days.",
+    f"6 · 175 billion · 300 billion = {6 * 175e9 * tokens:.3g} FLOPs; {gpus:,} GPUs do {rate:.3g} "
+    f"per second: {6 * 175e9 * tokens / rate / 86400:.1f} days.",
     f"Equation 7 counts the matmuls of the core attention and the output layer too: {flops:.3g} "
     f"FLOPs, {flops / rate / 86400:.1f} days.",
     f"With full recomputation the same GPUs run {more['full']:.1%} more FLOPs if it stops "
@@ -296,32 +296,33 @@ worked(
 # quarters of its HFU.
 # </details>
 #
-# ## What people get wrong here
-#
-# - **"Selective costs 2.7%, so expect 2.7% more time."** FLOPs are the wrong unit for an operation that waits for
-#   memory.
-# - **MFU from the hardware's FLOPs, or against the sparse peak.** The first flatters slow runs, the second halves the
-#   number.
-#
-# > **Take away**
-# >
-# > 1. Time isn't FLOPs: softmax, dropout and norms wait for memory, and collectives wait for links.
-# > 2. Per GiB freed, the core, the norms and GeLU are cheap to recompute. Linears aren't.
-# > 3. A larger batch rarely pays for full recomputation.
-# >
-# > **At work tomorrow:** compute your job's MFU: equation 7 over (seconds an iteration × devices × dense peak rate).
-#
 # ## Gradients of a whole step
 #
 # [Lab 6](../labs/lab6_train.py) puts chapters 2 to 6 together: you train a small GPT in every mode
 # (`python my/labs/lab6_train.py`). A step on many ranks equals one on a single device if
 #
-# - ranks that share a layer read the same tokens: draw them from the step's number;
+# - ranks that share a layer read the same tokens: seed the sampler with the step number;
 # - you divide each loss by the number of microbatches;
 # - you add up partial gradients ([chapter 4](04_sequence_parallelism.ipynb)) over the ranks once, after the last
 #   backward pass;
 # - the norm for clipping sums the squares of sharded gradients over the ranks, and counts those of replicated ones
 #   once.
+#
+# ## What people get wrong here
+#
+# - **"Selective costs 2.7%, so expect 2.7% more time."** FLOPs are the wrong unit for a memory-bound operation.
+# - **MFU from the hardware's FLOPs, or against the sparse peak.** The first flatters slow runs, the second halves the
+#   number.
+#
+# > **Take away**
+# >
+# > 1. Time isn't FLOPs: softmax, dropout and norms are memory-bound, and collectives wait for links.
+# > 2. Per GiB freed, the core, the norms and GeLU are cheap to recompute. Linears aren't.
+# > 3. A larger batch rarely pays for full recomputation.
+# >
+# > **At work tomorrow:** compute your job's MFU: FLOPs over (seconds per iteration × devices × dense peak rate). Equation 7
+# > is for this layer; Llama 3 8B's linears take $26sbh^2$, not 24, and experts differ more. Megatron's `--log-throughput`
+# > counts your layer.
 #
 # **Sources:** 2205.05198 sections 5, 6.2, 6.3, appendix A, table 4 · *PaLM*, 2204.02311 (MFU) · Williams et al.,
 # *Roofline*, CACM 52(4), 2009 · NVIDIA's A100 data sheet · `src/actmem/formulas/flops.py`.

@@ -204,7 +204,8 @@ print(text_table(("layer", "Llama 3 8B", "bytes in 16 bits"), lines, " r"))
 # ## What needs no matmul
 #
 # You can compute a norm's output from its input, and `silu(gate) · up` from gate and up. Our mode `elementwise` drops
-# both, and the core's three tensors where attention stores scores. (Megatron's nearest: `--recompute-granularity selective --recompute-modules layernorm moe_act`.)
+# both, and the core's three tensors where attention stores scores. (Megatron's nearest: `--recompute-granularity selective
+# --recompute-modules layernorm`, where its norms aren't fused with a linear; with experts and `--moe-grouped-gemm` also `moe_act`.)
 
 # %%
 forward = sum(llama.llama_matmuls(LLAMA).values())
@@ -225,7 +226,7 @@ LiveFigure(layer_picture(LLAMA, recompute="elementwise"))
 
 # %% [markdown]
 # > **Why do this?** You get a third of the layer back, and no matmul is recomputed. **Why not?** Elementwise operations
-# > take time at the speed of memory. Where everything fits anyway, save it.
+# > are memory-bound. Where everything fits anyway, save it.
 #
 # Here each dropped tensor is a linear's input. So one function is enough: a linear that recomputes its input in
 # backward.
@@ -256,7 +257,7 @@ checks
 # ## Work it out
 #
 # All 32 layers of Llama 3 8B read one sequence of 8,192 tokens on one GPU. What do they save with a flash kernel, and
-# what with `elementwise`? What would they save if attention still stored its scores, $2as^2b$ a layer?
+# what with `elementwise`? What would they save if attention still stored its scores, $2as^2b$ per layer?
 
 # %% jupyter={"source_hidden": true}
 layers = LLAMA.num_layers
@@ -264,9 +265,9 @@ fewer = total(llama.llama_rows(LLAMA, recompute="elementwise"))
 scores = 2 * LLAMA.num_attention_heads * LLAMA.seq_length**2 * LLAMA.micro_batch_size
 worked(
     f"A layer saves {size_text(saved)}; {layers} of them {size_text(layers * saved)}.",
-    f"Elementwise drops the outputs of norms and of the gate: {size_text(fewer)} a layer, "
+    f"Elementwise drops the outputs of norms and of the gate: {size_text(fewer)} per layer, "
     f"{size_text(layers * fewer)} in all, and no matmul is recomputed.",
-    f"The scores would add {size_text(scores)} a layer, {scores / saved:.1f} times all the rest, "
+    f"The scores would add {size_text(scores)} per layer, {scores / saved:.1f} times all the rest, "
     f"{size_text(layers * scores)} in all. That is why long sequences are trained with fused kernels.",
 )
 
@@ -281,7 +282,8 @@ worked(
 # > 2. A third of what a fused Llama layer saves can be recomputed without a matmul: do that first.
 # > 3. The code decides: plain operators save about 1.5 times as much as fused ones.
 # >
-# > **At work tomorrow:** count what *your* layer saves, `python labs/measure_today.py --emulate 8 --model llama3-8b`.
+# > **At work tomorrow:** count what *your* layer saves, `actmem record my_model.py:factory --fake` ([chapter
+# > 9](09_your_model.ipynb)). Compare the course's: `python labs/measure_today.py --emulate 8 --model llama3-8b`.
 #
 # **Lab 7**: `python my/labs/lab7_todays_layer.py`. Next, [chapter 9](09_your_model.ipynb): a model that this course
 # didn't write. Experts and latent attention are in [chapter 13](13_experts.ipynb).

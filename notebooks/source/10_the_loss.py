@@ -47,7 +47,8 @@ Reveal(
 # 5](05_recomputation.ipynb).
 #
 # **Letters:** $s$ tokens, $b$ sequences, $h$ hidden size, $v$ size of the vocabulary, $t$ ranks that share a layer, $p$
-# pipeline stages, $u$ tokens in a chunk.
+# pipeline stages, $u$ tokens in a chunk. *Elementwise*, in the figure, recomputes all that needs no matmul ([chapter
+# 8](08_todays_layer.ipynb)).
 #
 # ## What the loss saves
 #
@@ -63,11 +64,12 @@ Reveal(
 # But the peak comes in the backward pass, when three tensors of $v$ numbers per token are alive: $\log P$; its
 # gradient, $-1$ at the target and $v - 1$ zeros; and the gradient of the logits, made from both. Add the output layer's
 # input, $2h$, and a 64-bit target: **$6v + 2h + 8$ bytes per token**, $12v$ instead of $6v$ with float32 logits.
-# (Megatron's `vocab_parallel_cross_entropy` turns one float32 copy of the logits into $P$, in place: $4v$ for $P$ and
-# $2v$ for the logits or their gradient: the figure's *softmax in place*. On $t$ ranks it works on $v/t$ logits.
-# Plain `F.cross_entropy` needs all of them on every rank, so its bars stay; inside DTensor's `loss_parallel` it works on
-# $v/t$ too.) Watch the step with 16-bit logits on fake
-# tensors, 8,192 tokens:
+#
+# Megatron's `vocab_parallel_cross_entropy` turns one float32 copy of the logits into $P$, in place: $4v$ for $P$, and
+# $2v$ for the logits or their gradient (*softmax in place* in the figure). On $t$ ranks it needs $v/t$ logits, as DTensor's
+# `loss_parallel` does. Plain `F.cross_entropy` needs all, so its bars stay.
+#
+# Watch the step with 16-bit logits on fake tensors, 8,192 tokens:
 
 # %% jupyter={"source_hidden": true}
 import torch
@@ -189,13 +191,16 @@ checks.show()
 # of the weight is each rank's own.
 #
 # In a pipeline ([chapter 6](06_pipeline.ipynb)) the output layer is on the last stage, and all others wait for it.
-# **Guess:** how many times the others' FLOPs does that stage of Llama 3 8B have, at 8,192 tokens, with 8 stages of four layers? (All
-# $s^2$ scores count; a causal kernel computes half.)
+# **Guess:** how many times the others' FLOPs does that stage of Llama 3 8B have, at 8,192 tokens, with 8 stages of four layers? (A layer's forward pass has
+# $4.67 \cdot 10^{12}$ FLOPs, with all $s^2$ scores; the output layer $2sbhv$, with $h$ = 4,096.)
 
 # %%
 layer_flops = sum(llama_terms.llama_matmuls(LLAMA).values())
 output_layers = 2 * LLAMA.seq_length * LLAMA.micro_batch_size * h * v / layer_flops
-print(f"at {LLAMA.seq_length:,} tokens the output layer has the FLOPs of {output_layers:.2f} layers")
+print(
+    f"at {LLAMA.seq_length:,} tokens a layer has {layer_flops / 1e12:.2f}·10¹² FLOPs, "
+    f"and the output layer those of {output_layers:.2f} layers"
+)
 for p in (4, 8, 16):
     print(
         f"{p} stages: the last one has {1 + output_layers * p / LLAMA.num_layers:.2f} times the FLOPs of the others"
@@ -230,8 +235,8 @@ worked(*lines)
 # %% [markdown]
 # <details><summary><b>Question:</b> does a smaller chunk always lower the peak?</summary>
 #
-# Less and less. From $u = h/2$ down the peak is $4sbh + 6vh + 2uv$, and only $2uv$ shrinks. Small matmuls are slow,
-# too.
+# Yes, with diminishing returns: below $u = h/2$ the peak is $4sbh + 6vh + 2uv$, and only $2uv$ shrinks. Small matmuls are
+# slow, too.
 # </details>
 #
 # > **Take away**

@@ -184,7 +184,7 @@ def in_each_form(predict, make, x):
 
 
 checks.add(
-    "an adapter in each form",
+    "an adapter in each configuration",
     in_each_form(
         lambda *form: adapter_rows(s * b, (h, o), r, *form), lambda form: Adapted(h, o, r, *form), x
     ),
@@ -202,10 +202,12 @@ checks.show()
 #
 # - **float32.** $A$ multiplies a float32 copy of $X$: $4sbh$. Under autocast the matmul casts it back and saves that
 #   copy: $2sbh$.
-# - **Dropout.** Its gradient reads a mask: $sbh$ on a GPU. (A CPU's mask is as wide as $X$.)
-# - **Nothing is shared.** q, k and v read one $X$, but each adapter makes its own copy and draws its own mask.
+# - **Dropout.** $A$ multiplies dropout's *output*, a new tensor of $2sbh$. Its gradient reads a mask: $sbh$ on a
+#   GPU. (A CPU's mask is as wide as $X$.)
+# - **Nothing is shared.** q, k and v read one $X$, but each adapter makes its own float32 copy or dropout output, and its own
+#   mask.
 #
-# With either of the first two, LoRA saves more than full training. When AgileRL left out the copies under autocast, its
+# With either of the first two, LoRA's activations take more memory than full training's. When AgileRL left out the copies under autocast, its
 # peak on an A100 fell by 20% (0.5B parameters) and 24% (1.5B)
 # ([AgileRL#623](https://github.com/AgileRL/AgileRL/pull/623)).
 #
@@ -276,7 +278,7 @@ for where, places in PLACES.items():
     pairs = in_each_form(
         lambda *form: lora_rows(TINY, places, r, *form), lambda form: Layer(places, form), layer_input()
     )
-    checks.add(f"a frozen layer with adapters on {where}, in each form", pairs)
+    checks.add(f"a frozen layer with adapters on {where}, in each configuration", pairs)
 checks.show()
 
 # %% [markdown]
@@ -347,11 +349,11 @@ checks.show()
 # Prefer `use_reentrant=False`. The other fix, `model.enable_input_require_grads()`, computes a gradient that nothing
 # uses.
 #
-# ## What LoRA does save
+# ## What LoRA frees
 #
-# Gradients and optimizer states: a weight that trains takes 18 bytes with them, a frozen one 2. In QLoRA it's
-# $\frac12 + \frac1{64} + \frac4{64 \cdot 256}$: half a byte, an 8-bit scale for 64 weights, a 32-bit one for 256 scales. Activations are left, so recomputation matters
-# more now, not less:
+# Gradients and optimizer states: a weight that trains takes 18 bytes with them, a frozen one 2. In QLoRA a linear's weight takes
+# $\frac12 + \frac1{64} + \frac4{64 \cdot 256}$: half a byte, an 8-bit scale for 64 weights, a 32-bit one for 256 scales. Embedding and output layer
+# stay in 16 bits. Activations are left, so recomputation matters more now, not less:
 
 # %% jupyter={"source_hidden": true}
 from actmem.formulas.states import ADAM
@@ -413,7 +415,7 @@ checks
 
 # %% [markdown]
 # > **Why do this?** Almost no gradients and optimizer states. **Why not?** It frees hardly any activations, and with
-# > float32 adapters or dropout, more bytes are saved than in full training.
+# > float32 adapters or dropout they take more than in full training.
 #
 # > **Take away**
 # > 1. A frozen linear saves nothing. An adapter brings its whole input back, at any $r$ and any weight precision.

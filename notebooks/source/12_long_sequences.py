@@ -4,8 +4,8 @@
 # *35 minutes without the lab. Write your guess below (in a notebook: Shift+Enter first).*
 #
 # A sequence of 1,048,576 tokens goes through Llama 3 8B on one GPU. You recompute every layer, compute the loss a
-# chunk of tokens at a time, store the layers' inputs in the host's memory, and run each MLP a tile of tokens at a
-# time. **How many GiB does the GPU hold at its peak, besides the layers' weights, their gradients and optimizer
+# chunk of tokens at a time, store the layers' inputs in the host's memory, and run each MLP a tile (a
+# chunk of the sequence) at a time. **How many GiB does the GPU hold at its peak, besides the layers' weights, their gradients and optimizer
 # states?**
 
 # %%
@@ -62,8 +62,9 @@ Reveal(
 # 2. **The loss in chunks.** Compute 1,024 tokens' logits and losses, drop the logits, go on. The backward pass
 #    recomputes them, with one more logits matmul. The layers' inputs are largest now.
 # 3. **The layers' inputs on the host.** One layer at work is largest now, and most of it is the MLP.
-# 4. **The MLP in tiles.** One layer's attention is largest now, or the chunked loss if the sequence is shorter. $6hv$ bytes of
-#    that loss are gradients of the output layer's weight, at any $s$.
+# 4. **The MLP in tiles.** One layer's attention is largest now, or the chunked loss if the sequence is shorter. Of
+#    that loss $6hv$ bytes, at any $s$, are gradients of the output layer's weight: a float32 sum, $4hv$, and the 16-bit part of one
+#    chunk, $2hv$. They're part of the peak.
 # 5. **More GPUs for one sequence.** They divide all that grows with $s$.
 #
 # Move $s$ in the first figure, and read each step's own cost. A step helps only if it lowers the *peak*: tiles free nothing
@@ -137,12 +138,12 @@ checks.add(
     "gradients with inputs on the host, bit-identical",
     [(True, torch.equal(*pair)) for pair in zip(found, gradients(layers("full")), strict=True)],
 )
-copied = 2 * LLAMA.hidden_size  # bytes a token
+copied = 2 * LLAMA.hidden_size  # bytes per token
 per_token = sum(llama_matmuls(LLAMA.with_sizes(seq_length=1)).values())  # FLOPs, the shortest sequence
 print(
     f"one token of Llama 3 8B: at 50 GB/s it takes {1e6 * copied / 50e9:.2f} µs to copy its input\n"
     f"at 4·10¹⁴ FLOPs/s, a layer's forward pass takes at least {1e6 * per_token / 4e14:.2f} µs for it\n"
-    f"so a link of {copied / per_token * 4e5:.1f} GB/s hides the copy at any length"
+    f"so on a link of {copied / per_token * 4e5:.1f} GB/s the copy is overlapped at any length"
 )
 checks.show()
 
@@ -150,9 +151,11 @@ checks.show()
 # So the GPU holds three tensors of $2sbh$, for any $L$: the input in use, the one on its way, and the last layer's
 # output, later its gradient.
 #
-# > **Why do this?** $2sbhL$ bytes leave the GPU, at no FLOPs, and a fast link hides the copies at any length.
-# > **Why not?** With a slower link, only a long sequence hides them. And a machine's GPUs share the host's memory.
-# > (Megatron's `--cpu-offloading-num-layers` is for layers that recompute nothing, without a pipeline.)
+# > **Why do this?** $2sbhL$ bytes leave the GPU, at no FLOPs, and on a fast link the copies are overlapped at any length.
+# > **Why not?** On a slower link, only a long sequence overlaps them. And a machine's GPUs share the host's memory.
+# > (Megatron's `--cpu-offloading-num-layers` is for layers that recompute nothing, without a pipeline. With pipelines and
+# > recomputed modules, `--fine-grained-activation-offloading --offload-modules core_attn attn_proj`, with `NVTE_CPU_OFFLOAD_V1=1` set, offloads
+# > those modules' inputs.)
 #
 # ## Step 4: the MLP in tiles
 #
@@ -204,23 +207,24 @@ checks.show()
 # Count the peak of the backward pass, in bytes per token. The whole MLP takes $6h + 10f$: $x$, $y$ and $y$'s
 # gradient, then gate, up, their gradients and that of down's input (itself freed by then). In tiles there are two moments: a tile's
 # $6h + 10f$ beside $8h$ for all other tokens; then $10h$, with no tile, while $x$'s gradient exists twice,
-# in parts and concatenated. Inside a layer it's $4h$ less: $y$ is gone, and its gradient counts among the layers' inputs. The
-# opening's sum:
+# in parts and concatenated. Inside a layer it's $4h$ less: $y$ is gone, and its gradient counts among the layers' inputs.
+# Attention takes $9h + 136$: $2h$ each for Q and the inputs of QKV, projection and norm 2, $h$ for K and V, and 4 bytes for each of 32
+# heads and two norms. The opening's sum:
 
 # %% jupyter={"source_hidden": true}
 width, at_work = LLAMA.hidden_size, long_steps(LLAMA.with_sizes(seq_length=2**20))[3]
 for part, size in at_work.parts.items():
     times, rest = divmod(size // 2**20, width)
-    print(f"{part}: {times}h{f' + {rest}' if rest else ''} bytes a token, {size_text(size)}")
+    print(f"{part}: {times}h{f' + {rest}' if rest else ''} bytes per token, {size_text(size)}")
 print(f"together {size_text(at_work.bytes)}")
-# The second moment takes 10h a token.
+# The second moment takes 10h per token.
 longer = next(
     s for s in range(TILE, 2**20, 1024) if mlp_peak_bytes(s, width, LLAMA.ffn_hidden_size, TILE) == 10 * s * width
 )
 print(f"In tiles of {TILE:,} tokens, the second moment is the larger one from {longer:,} tokens on.")
 
 # %% [markdown]
-# > **Why do this?** The largest tensors of the layer never exist whole. **Why not?** Three more matmuls a tile: its
+# > **Why do this?** The largest tensors of the layer never exist whole. **Why not?** Three more matmuls per tile: its
 # > checkpoint recomputes gate and up, and the layer's own recomputation can't stop before down any more. And autograd
 # > sums the tiles' weight gradients in 16 bits, so each sum rounds.
 #
@@ -288,14 +292,14 @@ checks.show()
 
 # %% [markdown]
 # > **Why do this?** Everything that grows with $s$ is divided by $c$, for any number of heads, and a rank sends less
-# > than with as much tensor parallelism. **Why not?** Tensor parallelism divides the weights, this doesn't: $t = 4$,
+# > than with TP of the same degree. **Why not?** Tensor parallelism divides the weights, this doesn't: $t = 4$,
 # > $c = 2$ has twice the weights per GPU of $t = 8$. And their gradients must be summed over the $c$ ranks, like those
 # > of data-parallel ones.
 #
 # ## Work it out
 #
 # You fine-tune Llama 3 8B with frozen 16-bit weights on one GPU of 80 GiB, with a host of 256 GiB. Which steps does a
-# sequence of 262,144 tokens need? Does a link of 50 GB/s hide the copies, at $4 \cdot 10^{14}$ FLOPs a second? How
+# sequence of 262,144 tokens need? Are the copies overlapped on a link of 50 GB/s, at $4 \cdot 10^{14}$ FLOPs per second? How
 # many GPUs do a million tokens take? (A layer's forward pass takes $2 \cdot 218 \cdot 10^6 + 4sh$ FLOPs per token, all
 # scores counted; a causal kernel computes half of $4sh$.)
 
@@ -312,7 +316,7 @@ worked(
     f"{', '.join(size_text(step.bytes) for step in long_steps(quarter)[:4])}: it fits with "
     f"“{needed.name}”.",
     f"A layer's input takes {1000 * copied / 50e9:.0f} ms on the link, and its forward pass "
-    f"{1000 * flops / 4e14:,.0f} ms: hidden. The host holds {size_text(32 * copied)}.",
+    f"{1000 * flops / 4e14:,.0f} ms: overlapped. The host holds {size_text(32 * copied)}.",
     f"A million tokens take {size_text(long_steps(million)[3].bytes)} on one GPU: too much. "
     f"{ranks} GPUs share them, {size_text(long_steps(million, ranks)[-1].bytes)} on each.",
 )

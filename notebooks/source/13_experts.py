@@ -93,7 +93,8 @@ Reveal(
 # Beyond that, a layer saves as much as a dense MLP of width $\kappa f$.
 #
 # Now share the layer by **expert parallelism** on the ranks that share
-# attention by TP and SP (Megatron: `--expert-model-parallel-size` $t$ with `--expert-tensor-parallel-size 1`). Each of $t$ ranks holds $E/t$ whole experts and routes its own tokens. An
+# attention by TP and SP (Megatron: `--expert-model-parallel-size` $t$ with `--expert-tensor-parallel-size 1
+# --moe-token-dispatcher-type alltoall`). Each of $t$ ranks holds $E/t$ whole experts and routes its own tokens. An
 # all-to-all brings each assignment to its expert's rank, another one brings the result back. With balanced routing, a
 # rank gets $sb\kappa/t$ assignments. In the worst case one rank gets all $sb\kappa$. Each rank needs room for that, or
 # drops tokens above a *capacity factor* (`--moe-expert-capacity-factor`). A load-balancing loss makes the worst case
@@ -136,8 +137,8 @@ checks.show()
 #
 # No. The kernel's backward reads whole keys and values of every head, and the latents come on top. But you have a
 # choice that other attention doesn't give you: save the latent, and recompute keys and values from it by one narrow
-# matmul. (Megatron's `--recompute-granularity selective --recompute-modules mla_up_proj` recomputes the queries too;
-# `moe_act` is for experts' activation functions.) In the picture,
+# matmul. (With `--multi-latent-attention`, Megatron's `--recompute-granularity selective --recompute-modules mla_up_proj` recomputes
+# the queries too; `moe_act`, with `--moe-grouped-gemm`, is for experts' activation functions.) In the picture,
 #
 # - $q$ and $c$ are the widths of the latents of queries, and of keys and values
 # - a head's query and key have $n$ elements and $r$ rotary ones, its value has $v$

@@ -3,7 +3,7 @@
 #
 # *25 minutes. Write your guess below (in a notebook: Shift+Enter first).*
 #
-# You switch on FP8, 8 bits an element, and expect half the memory. Many measure more ([TransformerEngine#1429](https://github.com/NVIDIA/TransformerEngine/issues/1429)) or no less
+# You switch on FP8, 8 bits per element, and expect half the memory. Many measure more ([TransformerEngine#1429](https://github.com/NVIDIA/TransformerEngine/issues/1429)) or no less
 # ([#1764](https://github.com/NVIDIA/TransformerEngine/issues/1764)). **How many GiB does one layer of Llama 3 8B save
 # for 8,192 tokens, if its linears compute in FP8?**
 
@@ -44,7 +44,8 @@ Reveal(
 # A linear has three matmuls: $Y = XW$, $dX = dY\,W^\top$ and $dW = X^\top dY$. $Y$ reads $X$ by rows, $dW$ by columns, and it's the
 # same with $W$. On Hopper an FP8 matmul reads a tensor in one orientation only.
 #
-# - **$W$ in both**, beside the 16-bit weight, adds 2 bytes a parameter (not with Megatron's `--fp8-param-gather`).
+# - **$W$ in both**, beside the 16-bit weight, adds 2 bytes per parameter (not with Megatron's `--fp8-param-gather`, which needs
+#   its distributed optimizer or FSDP). Megatron caches both copies for a step, so all microbatches in flight share them.
 # - **$X$ in both** would take as much as in 16 bits. Transformer Engine saves one orientation, which $dW$ reads (#1764).
 # - **Attention's backward** reads its output in 16 bits. The next linear's 8 bits come on top.
 
@@ -152,11 +153,11 @@ for orientations in (1, 2):
         [(total(eight_bit_rows(TINY, orientations)), ledger.total_bytes)],
     )
 display(checks.show())
-print(f"Llama 3 8B's layer: 8 bits save memory from {break_even_tokens(LLAMA):,} tokens on, inputs in one orientation")
+print(f"Llama 3 8B's layer: 8 bits free memory from {break_even_tokens(LLAMA):,} tokens in flight on, inputs in one orientation")
 
 # %% [markdown]
-# > **Why do this?** FP8 matmuls are faster, and with long microbatches you save memory.
-# > **Why not?** With short ones, the weights' copies take more than you save.
+# > **Why do this?** FP8 matmuls are faster, and with many tokens in flight they free memory.
+# > **Why not?** With few, the weights' copies take more than they free.
 #
 # ## Store in eight bits
 #
@@ -207,7 +208,7 @@ Panel(
 
 # %% [markdown]
 # Before torch runs out, it gives wholly free segments back. A free block beside a live tensor keeps its segment.
-# *Expandable* segments grow in pages of 20 MiB, and torch gives free pages back: of a free block the whole pages in it. So run the
+# *Expandable* segments grow in pages of 20 MiB, and torch gives free pages back: only whole pages inside a free block are unmapped. So run the
 # longest batch first, or set `PYTORCH_ALLOC_CONF=expandable_segments:True`
 # (older torch: `PYTORCH_CUDA_ALLOC_CONF`).
 #
@@ -230,7 +231,7 @@ checks
 
 # %% [markdown]
 # > **Take away**
-# > 1. FP8 linears save memory only with many tokens in a microbatch. With fewer, the copies of weights take more.
+# > 1. On Hopper, FP8 linears free memory only with many tokens in flight. With fewer, the copies of weights take more.
 # > 2. A tensor stored in 8 bits takes half the bytes, and only gradients feel the rounding.
 # > 3. What is *reserved* must fit, not just what is allocated.
 # >

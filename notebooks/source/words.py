@@ -14,20 +14,20 @@ from notebooks.source.build import SOURCES
 
 #: At most so many words and minutes.
 LIMITS = {
-    "01_memory_wall": (1631, 35),
-    "02_counting_bytes": (1760, 50),
-    "03_tensor_parallelism": (1373, 40),
-    "04_sequence_parallelism": (1333, 40),
-    "05_recomputation": (1700, 45),
-    "06_pipeline": (1352, 35),
-    "07_time": (1240, 35),
-    "08_todays_layer": (900, 35),
-    "09_your_model": (1060, 35),
-    "10_the_loss": (875, 35),
-    "11_adapters": (900, 35),
-    "12_long_sequences": (1225, 35),
-    "13_experts": (925, 35),
-    "14_allocator_and_eight_bits": (480, 25),
+    "01_memory_wall": (1678, 35),
+    "02_counting_bytes": (1734, 50),
+    "03_tensor_parallelism": (1374, 40),
+    "04_sequence_parallelism": (1341, 40),
+    "05_recomputation": (1716, 45),
+    "06_pipeline": (1387, 35),
+    "07_time": (1259, 35),
+    "08_todays_layer": (918, 35),
+    "09_your_model": (1118, 35),
+    "10_the_loss": (884, 35),
+    "11_adapters": (916, 35),
+    "12_long_sequences": (1299, 35),
+    "13_experts": (931, 35),
+    "14_allocator_and_eight_bits": (501, 25),
 }
 MOST_IMPORTS = 6
 

@@ -5,8 +5,8 @@ from actmem_course.judge.exercise import Exercise, Lab, Mistake, replacing
 LAB = Lab("lab5_pipeline", "Lab 5: the pipeline", "06_pipeline", (
     Exercise("5.1", "one_forward_one_backward", "One forward, one backward"),
     Exercise("5.2", "interleaved", "Interleaving: less idle time, more bytes"),
-    Exercise("5.3", "free_output", "Outputs that nothing reads any more (figure 9)"),
-    Exercise("5.4", "how_many_fit", "Appendix C: recompute only what does not fit"),
+    Exercise("5.3", "free_output", "Outputs that nothing reads any more"),
+    Exercise("5.4", "how_many_fit", "Recompute only what does not fit"),
 ), one_process=True)  # fmt: skip
 
 # fmt: off

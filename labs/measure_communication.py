@@ -101,7 +101,14 @@ def main() -> int:
 
 
 def count_layers(shape: ModelShape, here: Ranks, dtype: torch.dtype) -> list[dict[str, Any]]:
-    """The collectives of one layer in every form and mode, predicted and counted.  Every rank must call it."""
+    """The collectives of one layer in every form and mode, predicted and counted.  Every rank must call it.
+
+    Returns: a row for each form and mode.
+        ``name``, ``recompute``: the form, a key of FORMS, and the mode.
+        ``predicted``, ``measured``: how many collectives of each kind run in forward and backward.
+        ``predicted_wire_bytes``, ``measured_wire_bytes``: the bytes that this rank sends for them.
+        ``exact``: whether numbers and bytes agree; ``difference``: both numbers, in words.
+    """
     rows = []
     for name, sharing in FORMS.items():
         tp = tensor_parallel(**sharing)
@@ -134,7 +141,12 @@ def predict(
 
 
 def collectives_of(collectives: list[Collective], size: int) -> list[PredictedCollective]:
-    """The counted collectives, as the formula names them."""
+    """The counted collectives, as the formula names them: those of one kind and payload are one entry.
+
+    Args:
+        collectives: what ``count_collectives`` counted.
+        size: how many ranks run them.
+    """
     found = Counter((one.kind, one.payload_bytes) for one in collectives)
     return [PredictedCollective(kind, "measured", size, payload, count) for (kind, payload), count in found.items()]
 
@@ -147,6 +159,9 @@ def measure_bandwidths(here: Ranks, rounds: int) -> list[dict[str, Any]]:
 
     The bus bandwidth is what one rank sends around a ring, by formula, over the time: what a link carries, whatever the
     kind and however many ranks.
+
+    Returns: a row for each kind and size: ``kind``; ``bytes`` of the whole tensor; ``sent_bytes``, what one rank sends;
+        ``seconds``, the median; ``bus``, the bus bandwidth in bytes a second.
     """
     tp = tensor_parallel(sequence_parallel=True)
     rows = []
@@ -172,7 +187,11 @@ def compare_overlap(
 ) -> dict[str, Any]:
     """Time backward of one layer, and the same if it waits for each collective at once.  Every rank must call it.
 
-    hidden: the share of the collectives' own time that overlap takes off backward; None if that could be noise.
+    Returns:
+        ``comparison``, ``first``, ``second``: what is compared, and the names of the two, with and without overlap.
+        ``first_seconds``, ``second_seconds``: their medians.
+        ``over``: how much longer the second takes, as ``Timings.over`` has it.
+        ``hidden``: the share of the collectives' own time that overlap takes off backward; None if that could be noise.
     """
     title = f"Backward, tensor {'+ sequence' if sequence_parallel else 'parallel'}"
     tp = tensor_parallel(sequence_parallel=sequence_parallel)

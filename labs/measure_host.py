@@ -118,7 +118,18 @@ def main() -> int:
 
 
 def run(step: Step, arguments: tuple[object, ...], ranks: int, start: list[str]) -> dict[str, Any]:
-    """A lab's exit code, results and text, and how much of its collectives was hidden if it was traced."""
+    """Run a lab on its ranks.
+
+    Args:
+        arguments: the lab's, without --json.
+        start: the command that starts the ranks; [] starts them on this host.
+
+    Returns:
+        ``script``, ``arguments``, ``environment``: what ran, and the variables that the step sets.
+        ``exit_code``, ``printed``: how it ended, and its standard output and error.
+        ``rows``: what it wrote to --json; [] if it wrote nothing.
+        ``hidden``, only of a traced step: what ``hidden_collectives`` finds in the trace.
+    """
     # Ranks on other hosts see the present folder, if it is on a disk that all hosts see.
     with TemporaryDirectory(dir="." if start else None) as folder:
         rows, trace = Path(folder) / "rows.json", Path(folder) / "trace.json"

@@ -204,8 +204,12 @@ def measure_peers(shape: ModelShape, here: Ranks, dtype: torch.dtype, *, rounds:
 
     All modes of all layers take turns in every round, so that modes can be compared too.
 
-    Returns: of each its bytes and times; ours: our time over this one's; over: its time over its own without
-    recomputation.
+    Returns:
+        ``mode``, ``name``: one of MODES, and whose layer it is.
+        ``forward_seconds``, ``backward_seconds``, ``combined_seconds``: medians.
+        ``ours``: how much longer our layer takes than this one, as ``Timings.over`` has it; None for ours.
+        ``over``: how much longer it takes than without recomputation; None without.
+        ``held_bytes``, ``peak_bytes``: what it holds between forward and backward, and the most at once.
     """
     over_gloo = here.device == "cpu" and here.size > 1 and not here.emulated
     work: dict[tuple[str, str], Work] = {}

@@ -199,7 +199,16 @@ class MemoryWatcher(Watcher):
 
 
 def measure(plan: Plan, here: Ranks, dtype: torch.dtype) -> dict[str, Any]:
-    """This rank's row of one forward and backward of all microbatches.  Every rank must call it."""
+    """Run one forward and backward of all microbatches.  Every rank must call it.
+
+    Returns: this rank's row, at the moment when it holds most.
+        ``rank``, ``pipeline_rank``: its number, and its stage.
+        ``predicted_in_flight``, ``measured_in_flight``: microbatches in flight.
+        What ``layer_bytes.compared`` returns: predicted and measured bytes, and whether they agree.
+        ``output_bytes``, ``buffer_bytes``: what torch's runtime holds besides: outputs, and receive buffers not in use.
+        ``order_as_drawn``: whether the actions ran in the schedule's order.
+        ``samples``: what was held after each action.
+    """
     shape, parallel = plan.shape, plan.parallel
     t, p, m = plan.sizes
     watcher = MemoryWatcher()

@@ -7,15 +7,14 @@ Exit code 0 if every pair differs from its formula by a few tensors of one numbe
 its peak; 1 if any does not; 2 on wrong use. Needs no GPU.
 """
 
-import argparse
-import json
 import sys
 
-from rich import box
-from rich.table import Table
+from rich.table import Column, Table
 
-from actmem_course.arguments import LabParser, add_json_argument
-from actmem_course.files import check_files, write_text
+from actmem_course.files import check_files
+from actmem_course.lab_tools.options import lab_parser
+from actmem_course.lab_tools.output import write_rows
+from actmem_course.lab_tools.tables import numbers, red_if, table, words
 from actmem_course.others.logged_pairs import BLOCK_BYTES, MOST_NUMBERS, LoggedPair, logged_pairs
 from actmem_course.others.nanotron import NanotronRun, nanotron_runs
 from actmem_course.process import lab
@@ -27,7 +26,10 @@ LIMIT_PERCENT = 0.1
 
 @lab
 def main() -> int:
-    args = arguments()
+    parser = lab_parser("measure_runs.py", __doc__ or "")
+    args = parser.parse_args()
+    with parser.refusing():
+        check_files(args, "json")
     pairs, runs = logged_pairs(), nanotron_runs()
     console = screen()
     console.print(pairs_table(pairs), "layer: 34sbh + 5as²b + 16sb\n", runs_table(runs), highlight=False)
@@ -39,54 +41,43 @@ def main() -> int:
         f"number, in blocks of {BLOCK_BYTES} B; {near} of {len(runs)} runs within {LIMIT_PERCENT}%",
         highlight=False,
     )
-    if args.json:
-        write_text(args.json, json.dumps(results(pairs, runs), ensure_ascii=False, indent=1) + "\n")
+    write_rows(args.json, 0, results(pairs, runs))
     return 0 if explained == len(pairs) and near == len(runs) else 1
-
-
-def arguments() -> argparse.Namespace:
-    """The command line; bad input ends the lab in one line."""
-    assert __doc__
-    parser = LabParser(prog="measure_runs.py", description=__doc__.split("\n\n")[1])
-    add_json_argument(parser)
-    args = parser.parse_args()
-    with parser.refusing():
-        check_files(args, "json")
-    return args
 
 
 def pairs_table(pairs: list[LoggedPair]) -> Table:
     """A pair a line: bytes by formula, as logged, how far apart; below it the formula."""
-    table = empty_table("Two runs of Megatron-LM's tests: by how many bytes their activations differ", "GPU")
+    compared = table("Two runs of Megatron-LM's tests: by how many bytes their activations differ", *columns("GPU"))
     for pair in pairs:
-        numbers = (f"{pair.formula_bytes:,}", f"{pair.logged_bytes:,}", f"{pair.apart_bytes:,}")
-        style = "" if pair.explained else "bold red"
-        table.add_row(f"{pair.what}\n[dim]  {pair.formula}[/]", pair.gpu, *numbers, style=style)
-    return table
+        cells = (f"{pair.formula_bytes:,}", f"{pair.logged_bytes:,}", f"{pair.apart_bytes:,}")
+        label = f"{pair.what}\n[dim]  {pair.formula}[/]"
+        compared.add_row(label, pair.gpu, *cells, style=red_if(not pair.explained))
+    return compared
 
 
 def runs_table(runs: list[NanotronRun]) -> Table:
     """A run a line: predicted and logged MiB, how far apart in percent; below it the moment of the peak."""
-    table = empty_table("1.1B Llama under nanotron, H100s: peak of rank 0, MiB", "at its peak in")
+    compared = table("1.1B Llama under nanotron, H100s: peak of rank 0, MiB", *columns("at its peak in"))
     for run in runs:
-        numbers = (f"{run.predicted_mib:,.2f}", f"{run.logged_mib:,.2f}", f"{run.difference_percent:+.3f}%")
-        style = "" if abs(run.difference_percent) <= LIMIT_PERCENT else "bold red"
-        table.add_row(run.setting, run.fullest[0], *numbers, style=style)
-    return table
+        cells = (f"{run.predicted_mib:,.2f}", f"{run.logged_mib:,.2f}", f"{run.difference_percent:+.3f}%")
+        wrong = abs(run.difference_percent) > LIMIT_PERCENT
+        compared.add_row(run.setting, run.fullest[0], *cells, style=red_if(wrong))
+    return compared
 
 
-def empty_table(title: str, second: str) -> Table:
-    """A table of at most 80 columns."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1))
-    table.add_column("", overflow="fold")
-    table.add_column(second, overflow="fold")
-    for name in ("by formula", "logged", "apart"):
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
+def columns(second: str) -> list[Column]:
+    """The columns of both tables; ``second`` is the heading of the second."""
+    return [words(""), words(second), *map(numbers, ("by formula", "logged", "apart"))]
 
 
 def results(pairs: list[LoggedPair], runs: list[NanotronRun]) -> dict:
-    """What --json writes."""
+    """What --json writes.
+
+    Returns:
+        ``pairs``: the fields of each LoggedPair, with its ``formula_bytes`` and ``apart_bytes``.
+        ``runs``: of each run of nanotron its ``setting``, ``logged_mib``, ``predicted_bytes`` and
+            ``difference_percent``.
+    """
     of_pairs = [{**vars(pair), "formula_bytes": pair.formula_bytes, "apart_bytes": pair.apart_bytes} for pair in pairs]
     of_runs = [
         {

@@ -126,7 +126,18 @@ def needed_bytes(shape: ModelShape, size: int, e: int) -> int:
 
 
 def measure_speed(shape: ModelShape, here: Ranks, dtype: torch.dtype, *, rounds: int) -> list[dict[str, Any]]:
-    """A row for each variant.  Every rank must call it; times are the slowest rank's, bytes this one's."""
+    """Time every variant, and count its bytes.  Every rank must call it.
+
+    Returns: a row for each variant; times are the slowest rank's, bytes this one's.
+        ``name``, ``sequence_parallel``, ``recompute``, ``literal``: as in VARIANTS.
+        ``forward_seconds``, ``backward_seconds``, ``combined_seconds``: medians.
+        ``over``: how much longer it takes than BASELINE, as ``Timings.over`` has it; None for BASELINE.
+        ``flops_overhead``: the FLOPs that recomputation adds, as a share.
+        ``paper_overhead_percent``: the overhead in the paper's table 4; None if it has none.
+        ``predicted_bytes``, ``held_bytes``, ``peak_bytes``: held between forward and backward, by formula and counted,
+            and the most at once.
+        ``exact``: whether the first two are equal.
+    """
     runners, held = runners_of(shape, here, dtype), {}
     for name, runner in runners.items():
         show_progress(here.rank, f"counting bytes: {name}")

@@ -85,7 +85,10 @@ def predict(
 
 
 def measure(shape: ModelShape, configuration: Configuration, here: Ranks, dtype: torch.dtype) -> dict[str, Any]:
-    """One configuration on this rank, predicted and measured.  Every rank must call it."""
+    """One configuration on this rank, predicted and measured.  Every rank must call it.
+
+    Returns: its row, as ``layer_bytes.layer_result`` makes it.
+    """
     # What measures is loaded only now: options are refused before.
     from actmem.ledger.measure_layer import measure_layer
     from actmem.parallel.groups import TensorParallel, tensor_parallel

@@ -211,7 +211,13 @@ class Case:
 
 
 def measure(case: Case, here: Ranks, kernel: str) -> list[dict[str, Any]]:
-    """This rank's rows, one a configuration.  Every rank must call it."""
+    """Compare predicted and measured bytes of every configuration.  Every rank must call it.
+
+    Args:
+        kernel: the name of the attention kernel, as ``Case.kernel`` returns it.
+
+    Returns: this rank's rows, one for each configuration, as ``layer_bytes.layer_result`` makes them.
+    """
     tensor, context = tensor_parallel(), ContextParallel()
     if case.context > 1:
         tensor, context = layer_groups(case.context, case.context_kind)

@@ -25,7 +25,7 @@ question = Prediction(
     f"parallelism, each saves {size_text(eq2(GPT3, 2))}. How much does each of {t} GPUs save?",
     eq2(GPT3, t) / 2**20,
     "MiB",
-    f"An even share would be {size_text(eq1(GPT3) // t)}. But "
+    "That is more than an even share, because "
     f"{size_text(10 * GPT3.seq_length * GPT3.micro_batch_size * GPT3.hidden_size)} are there in full on every GPU.",
     GuessLine(axis="y"),
 )

@@ -41,7 +41,8 @@ def bars(s, k, f, shown):
     if shown == "each way":
         title = f"Of {size_text(sizes['none'])}, {1 - sizes['elementwise'] / sizes['none']:.0%} goes without a matmul"
     saved = {mode: size if mode == "none" or shown == "each way" else None for mode, size in sizes.items()}
-    return bar_chart(title, {"saved": saved}, "saved by one layer")
+    hidden = {mode: "?" for mode, size in saved.items() if size is None}
+    return bar_chart(title, {"saved": saved}, "saved by one layer", notes=hidden)
 
 
 Reveal(

@@ -45,7 +45,8 @@ question = Prediction(
 def bars(t, routing):
     """What a rank saves if routing is balanced, and if wanted what it saves if it takes every token."""
     saved = {way: total(predicted(am.Parallel(t, t > 1), option)) for way, option in show.ROUTINGS.items()}
-    title = f"{routing.capitalize()} routing: the most loaded of {t} ranks saves {size_text(saved[routing])}"
+    who = f"the most loaded of {t} ranks" if t > 1 else "one rank"
+    title = f"{routing.capitalize()} routing: {who} saves {size_text(saved[routing])}"
     shown = {way: size if way in ("balanced", routing) else None for way, size in saved.items()}
     hidden = {way: "?" for way, size in shown.items() if size is None}
     return bar_chart(title, {"saved": shown}, "saved by one layer on the most loaded rank", notes=hidden)

@@ -140,7 +140,7 @@ def _open(slot: _Slot) -> Tensor:
 
 
 def opened(slot: Any, fill: Callable[[], object]) -> Tensor:
-    """Return the tensor of a slot that backward reads (rule 4).
+    """Return the tensor of a slot that backward reads, and recompute it first if the slot is empty (rule 4).
 
     Args:
         slot: has the attribute ``tensor``, None if it is empty.

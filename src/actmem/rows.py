@@ -14,6 +14,10 @@ from actmem.recipes import BLOCK, BLOCK_BYTES, PAPER_LAYER, LayerTerms, Mode
 LAYER_TERMS = (PAPER_LAYER.input, *(recipe.term for recipe in PAPER_LAYER.recipes))
 
 
+#: Units of bytes, the largest first.
+BINARY_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+
+
 @dataclass(frozen=True)
 class Row:
     """Bytes of one stored tensor, or of one named group of tensors, on one rank.
@@ -88,6 +92,22 @@ def on_host(rows: Iterable[Row], terms: LayerTerms, recompute: Mode) -> list[Row
     return merge(
         replace(row, term=parts.get(row.term) or on_the_host(row.term)) for row in rows if row.term in offloaded
     )
+
+
+def size_text(size_bytes: int) -> str:
+    """Return bytes in the largest binary unit in which they are at least 1, in three digits: ``2.67 GiB``."""
+    for unit, name in BINARY_UNITS:
+        if abs(size_bytes) >= unit:
+            return f"{three_digits(size_bytes / unit)} {name}"
+    return f"{size_bytes} B"
+
+
+def three_digits(value: float) -> str:
+    """Return a number with three significant digits and without an exponent: ``2.67``, ``26.7``, ``2,670``."""
+    if value == 0:
+        return "0"
+    magnitude = int(f"{abs(value):e}".partition("e")[2])
+    return f"{value:,.{max(0, 2 - magnitude)}f}"
 
 
 @dataclass(frozen=True)

@@ -41,8 +41,8 @@ def device_for(asked: str, ranks: int, gpus: int, alone: bool = True) -> str:
     if asked == "cpu" or not gpus:
         return "cpu"
     if ranks > gpus and (asked == "cuda" or not alone):
-        found = f"{gpus} GPU" if gpus == 1 else f"{gpus} GPUs"
-        raise ConfigError("device", f"{ranks} processes on this host but {found}: start {gpus}, or add --device cpu")
+        gpu_text = f"{gpus} GPU" if gpus == 1 else f"{gpus} GPUs"
+        raise ConfigError("device", f"{ranks} processes on this host but {gpu_text}: start {gpus}, or add --device cpu")
     return "cuda" if ranks <= gpus else "cpu"
 
 

@@ -54,9 +54,14 @@ def run(script: str, *arguments: object, processes: int | None = None) -> subpro
 
 
 def results(script: str, *arguments: object, processes: int | None = None) -> list[dict]:
-    """Run a lab and return what it writes to ``--json``; the arguments are those of ``run``.
+    """Run a lab and return the rows that it writes to ``--json``.
 
     Exit code 1 ("measured, and something differs") is a result, not a failure.
+
+    Args:
+        script: the lab's file name, such as "measure_table2.py".
+        arguments: the lab's, as they are typed.
+        processes: how many ranks it starts; None: the lab is one process.
 
     Raises:
         LabError: the lab failed; the message is its own last line.

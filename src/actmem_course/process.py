@@ -80,6 +80,6 @@ def cause_of(error: BaseException) -> str:
         return f"out of memory: {text.rpartition('] ')[2]}".removesuffix(": ")
     if "NCCL" in text and len(lines) > 1:
         return f"{text}: {lines[-1]}"  # NCCL's own last error
-    own = [frame for frame in traceback.extract_tb(error.__traceback__) if "site-packages" not in frame.filename]
-    where = f" ({os.path.basename(own[-1].filename)}:{own[-1].lineno}; for more, set {TRACEBACK}=1)" if own else ""
+    ours = [frame for frame in traceback.extract_tb(error.__traceback__) if "site-packages" not in frame.filename]
+    where = f" ({os.path.basename(ours[-1].filename)}:{ours[-1].lineno}; for more, set {TRACEBACK}=1)" if ours else ""
     return f"{type(error).__name__}: {text}{where}"

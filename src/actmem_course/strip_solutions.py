@@ -43,8 +43,8 @@ def lab_source(name: str) -> str:
 
 def with_readings(lab: Lab, source: str) -> str:
     """Add to a lab's source which chapter to read, and at each exercise which section of it."""
-    elsewhere = {one.number: f" in notebooks/{one.chapter}.ipynb" for one in lab.exercises if one.chapter}
-    at = {one.number: f"“{one.section}”{elsewhere.get(one.number, '')}" for one in lab.exercises}
+    elsewhere = {task.number: f" in notebooks/{task.chapter}.ipynb" for task in lab.exercises if task.chapter}
+    at = {task.number: f"“{task.section}”{elsewhere.get(task.number, '')}" for task in lab.exercises}
     read = f"Read notebooks/{lab.chapter}.ipynb first; each exercise names its section.\n\n"
     source = re.sub(r"^(?=Write the functions below)", read, source, count=1, flags=re.MULTILINE)
     return re.sub(r"^# (\d+\.\d+)\b.*$", lambda line: f"{line[0]}: read {at[line[1]]}", source, flags=re.MULTILINE)

@@ -62,8 +62,8 @@ class LatentAttention(ParallelModule):
 
         self.q_up = cut("q_up", shape.d, sizes.query_rank)
         self.k_up, self.v_up = cut("k_up", self.nope, self.rank), cut("v_up", sizes.value_head_size, self.rank)
-        own = self.heads * sizes.value_head_size
-        self.projection = own_weight(tp, child_seed(seed, "projection"), h, own, dim=1, **factory)
+        value_width = self.heads * sizes.value_head_size
+        self.projection = own_weight(tp, child_seed(seed, "projection"), h, value_width, dim=1, **factory)
         self.seq_length, self.rope_head_size = shape.seq_length, sizes.rope_head_size
         for name, table in self.constants(factory.get("device")).items():
             self.register_buffer(name, table, persistent=False)

@@ -39,7 +39,8 @@ class LlamaLayer(nn.Module):
         host: where offloaded terms go. None makes a HostMemory; a model gives all its layers the same one.
         seed: of the weights; as for ``TransformerLayer``.
         context: the ranks that share the sequence.
-        routing, experts: see ``actmem_more.experts.ExpertMLP``.
+        routing: how tokens choose experts: "learned", or a forced one that needs no values.
+        experts: the ranks that share the experts; None: the t ranks.
 
     Args of ``forward``: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism. With c context-parallel ranks s
         is this rank's part of the sequence, the tokens of ``context.own_tokens``.
@@ -121,11 +122,11 @@ class GroupedQueryAttention(ParallelModule):
         parts = min(tp.size, shape.num_key_value_heads)
         part = Part(parts, tp.rank * parts // tp.size)
         held = shape.key_value_size // part.size
-        own = shape.query_size // tp.size
-        self.q = own_weight(tp, child_seed(seed, "q"), own, h, dim=0, **factory)
+        query_width = shape.query_size // tp.size
+        self.q = own_weight(tp, child_seed(seed, "q"), query_width, h, dim=0, **factory)
         self.k = own_weight(tp, child_seed(seed, "k"), held, h, dim=0, part=part, **factory)
         self.v = own_weight(tp, child_seed(seed, "v"), held, h, dim=0, part=part, **factory)
-        self.projection = own_weight(tp, child_seed(seed, "projection"), h, own, dim=1, **factory)
+        self.projection = own_weight(tp, child_seed(seed, "projection"), h, query_width, dim=1, **factory)
         if shape.qk_norm:
             self.q_norm, self.k_norm = (RMSNorm(self.head_size, tp, of_heads=True, **factory) for _ in "qk")
         self.qk_norm = shape.qk_norm
@@ -137,8 +138,8 @@ class GroupedQueryAttention(ParallelModule):
     def constants(self, device: torch.device | str | None) -> dict[str, Tensor]:
         """Make the rotary tables for this rank's tokens, the buffers ``cos`` and ``sin``."""
         tables = rotary_tables(self.seq_length, self.head_size)
-        own = [self.context.own_tokens(table) if self.context.size > 1 else table for table in tables]
-        return {name: table.to(device) for name, table in zip(("cos", "sin"), own)}
+        tables_here = [self.context.own_tokens(table) if self.context.size > 1 else table for table in tables]
+        return {name: table.to(device) for name, table in zip(("cos", "sin"), tables_here)}
 
     def forward(self, x: Tensor, terms: NamedForward = KEEP_ALL) -> Tensor:
         if self.qk_norm:
@@ -230,7 +231,7 @@ class LlamaStage(ModelPart):
         recompute, host: as for ``LlamaLayer``.
         routing: of experts; an emulated rank needs a forced one.
         context: the ranks that share each sequence.
-        experts: the ranks that share the experts, see ``actmem_more.experts.ExpertMLP``.
+        experts: the ranks that share the experts; None: the t ranks.
     """
 
     def __init__(

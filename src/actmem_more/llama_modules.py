@@ -116,9 +116,9 @@ class GatedMLP(ParallelModule):
 
     def __init__(self, h: int, width: int, tp: TensorParallel, *, seed: int, prefix: str = "", **factory):
         super().__init__()
-        own, self.tp, self.prefix = width // tp.size, tp, prefix
-        self.gate, self.up = (own_weight(tp, child_seed(seed, n), own, h, dim=0, **factory) for n in ("gate", "up"))
-        self.down = own_weight(tp, child_seed(seed, "down"), h, own, dim=1, **factory)
+        columns, self.tp, self.prefix = width // tp.size, tp, prefix
+        self.gate, self.up = (own_weight(tp, child_seed(seed, n), columns, h, dim=0, **factory) for n in ("gate", "up"))
+        self.down = own_weight(tp, child_seed(seed, "down"), h, columns, dim=1, **factory)
 
     def forward(self, x: Tensor, terms: NamedForward = KEEP_ALL) -> Tensor:
         gate, up = terms(

@@ -51,7 +51,7 @@ def llama_rows(
     recomputed, and 4sbh + 4sbad + 4sbkd + 4sbf + 4asb + 8sb if everything is recomputed that needs no matmul
     (elementwise); ad is h in most models. Under sequence parallelism all of it is divided by t, as long as t <= k; with
     t > k every rank keeps one head's K and V. A norm over each head's query and key also saves its inputs, and 4 bytes
-    a head and token. For latent attention see ``_latent_rows``.
+    a head and token. Latent attention saves its latents, and larger Q, K and V.
 
     On one of c context-parallel ranks, "gather" saves this for s/c tokens. "gather-plain" saves K and V of all s
     tokens. "ulysses" saves attention's result twice, because the kernel saves it by heads and the projection by tokens;
@@ -170,14 +170,14 @@ def _latent_rows(shape: LlamaShape, sizes: LatentHeads, parallel: Parallel, e: i
     sequence parallelism divides it. The key's part with positions lies in the KV latent's tensor.
     """
     t, cut = parallel.tensor_parallel_size, parallel.sequence_parts
-    own = shape.seq_length * shape.micro_batch_size // cut
+    tokens = shape.seq_length * shape.micro_batch_size // cut
     heads = e * shape.seq_length * shape.micro_batch_size * shape.num_attention_heads // t
     rows = []
     for name, rank, more in (("Q", sizes.query_rank, 0), ("KV", sizes.key_value_rank, sizes.rope_head_size)):
         rows += [
-            Row(f"{name} latent", e * own * (rank + more), cut, "RMSNorm of the latent"),
-            Row(f"{name} latent norm statistics", max(e, FLOAT32) * own, cut, "RMSNorm: 1/rms of each latent"),
-            Row(f"{name} up-projection input", e * own * rank, cut, "up-projection to the heads"),
+            Row(f"{name} latent", e * tokens * (rank + more), cut, "RMSNorm of the latent"),
+            Row(f"{name} latent norm statistics", max(e, FLOAT32) * tokens, cut, "RMSNorm: 1/rms of each latent"),
+            Row(f"{name} up-projection input", e * tokens * rank, cut, "up-projection to the heads"),
         ]
     return [
         *rows[:3],
@@ -271,7 +271,7 @@ def most_routed_tokens(shape: LlamaShape, parallel: Parallel = Parallel()) -> in
 
 
 def forced_routed_tokens(shape: LlamaShape, parallel: Parallel, routing: str, rank: int) -> int:
-    """Return a rank's R where the router's scores are ignored.
+    """Return how many pairs of a token and an expert a rank's experts take where the router's scores are ignored.
 
     Args:
         shape: with this rank's part of the sequence.
@@ -288,11 +288,11 @@ def forced_routed_tokens(shape: LlamaShape, parallel: Parallel, routing: str, ra
     check_size("rank", rank, ranks - 1, least=0)
     senders = parallel.sequence_parts * (ranks // parallel.tensor_parallel_size)
     tokens = shape.seq_length * shape.micro_batch_size // parallel.sequence_parts
-    own = range(rank * experts // ranks, (rank + 1) * experts // ranks)
+    rank_experts = range(rank * experts // ranks, (rank + 1) * experts // ranks)
     if routing == "one-sided":
-        return senders * sum(tokens for expert in own if expert < taken)
+        return senders * sum(tokens for expert in rank_experts if expert < taken)
     each, more = divmod(tokens * taken, experts)
-    return senders * sum(each + (expert < more) for expert in own)
+    return senders * sum(each + (expert < more) for expert in rank_experts)
 
 
 #: The place of collectives for the experts' tokens, and of those that gather K and V among context-parallel ranks.
@@ -326,15 +326,15 @@ def llama_collectives(shape: LlamaShape, parallel: Parallel, recompute: str = "n
         shape: with the whole sequence.
         recompute: a mode's name.
     """
-    own, t, a = own_context_shape(shape, parallel), parallel.tensor_parallel_size, shape.num_attention_heads
-    s, b, h = own.seq_length, own.micro_batch_size, own.hidden_size
+    rank_shape, t, a = own_context_shape(shape, parallel), parallel.tensor_parallel_size, shape.num_attention_heads
+    s, b, h = rank_shape.seq_length, rank_shape.micro_batch_size, rank_shape.hidden_size
     rows = layer_collectives(ModelShape(s, b, h, a, vocab_size=1), Parallel(t, parallel.sequence_parallel), recompute)
     ranks, cut, shared = parallel.expert_ranks, parallel.sequence_parts == t, shape.num_shared_experts
     exchanged = shape.num_experts is not None and ranks > 1
     if exchanged and cut and not shared:
         rows = [replace(each, count=1) for each in rows]
-    if own.latent:
-        rows = [each for row in rows for each in _of_latents(row, own.latent, 2 * s * b) if each.count]
+    if rank_shape.latent:
+        rows = [each for row in rows for each in _of_latents(row, rank_shape.latent, 2 * s * b) if each.count]
     if not exchanged:
         return rows
     pairs = s * b // parallel.sequence_parts * (shape.experts_per_token or 0)
@@ -376,13 +376,13 @@ def context_collectives(
     Raises: ConfigError if the ranks can't share the layer.
     """
     c, t = parallel.context_parallel_size, parallel.tensor_parallel_size
-    own = own_context_shape(shape, parallel, context_kind)
+    rank_shape = own_context_shape(shape, parallel, context_kind)
     if c == 1:
         return []
     dropped = llama_layer_terms(shape, _is_ulysses(parallel, context_kind)).dropped(recompute)
-    one_head = element_size * own.seq_length * own.micro_batch_size * own.d
-    key = one_head * max(own.num_key_value_heads // t, 1)
-    query = one_head * (own.num_attention_heads // t)
+    one_head = element_size * rank_shape.seq_length * rank_shape.micro_batch_size * rank_shape.d
+    key = one_head * max(rank_shape.num_key_value_heads // t, 1)
+    query = one_head * (rank_shape.num_attention_heads // t)
     rebuilt = _made_again(shape, dropped)
     if context_kind == "ulysses":
         sizes = {"Q": query, "K": key, "V": key, "the result": query}

@@ -160,10 +160,10 @@ def empty_table(title: str, *columns: str) -> Table:
     from rich import box
     from rich.table import Table
 
-    made = Table(
+    table = Table(
         title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1)
     )
     for name in columns:
         justify: Literal["left", "right"] = "left" if name in ("plan", "line", "source") else "right"
-        made.add_column(name, justify=justify, no_wrap=name not in ("plan", "source"))
-    return made
+        table.add_column(name, justify=justify, no_wrap=name not in ("plan", "source"))
+    return table

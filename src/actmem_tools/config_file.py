@@ -90,13 +90,13 @@ def order_of(kinds: Sequence[str]) -> Order:
     Raises: ConfigError if they don't repeat.
     """
     number = len(kinds)
-    found = [
+    orders = [
         Order(first, period)
         for period in range(1, number // 2 + 1)
         for first in range(number % period, number - 2 * period + 1, period)
         if all(kinds[i] == kinds[i + period] for i in range(first, number - period))
     ]
-    if number > 1 and not found:
+    if number > 1 and not orders:
         rule = f"its {number} layers of {len({*kinds})} kinds repeat in no order, so they have no formula"
         raise ConfigError("target", f"{rule}: {OTHERWISE} works")
-    return min(found, key=lambda order: (order.num_layers(2), order.first), default=Order())
+    return min(orders, key=lambda order: (order.num_layers(2), order.first), default=Order())

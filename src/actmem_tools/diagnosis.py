@@ -46,13 +46,13 @@ def findings(rows: Iterable[SavedTensor]) -> list[Finding]:
     Returns: those that would save any bytes, the largest first.  Two of them can count the same row.
     """
     rows = [row for row in rows if row.bytes]
-    found = []
+    wastes = []
     for waste, rule, floor_of, text in _RULES:
         kept = rule(rows)
         floor = floor_of(kept)
         here = [row for row in kept if row.device == "cpu" and row.op in _FUSED_ON_GPUS]
-        found.append(Finding(waste, _size(kept) - floor, floor, text + (_ON_CPU if here and here == kept else "")))
-    return sorted((finding for finding in found if finding.bytes), key=lambda finding: -finding.bytes)
+        wastes.append(Finding(waste, _size(kept) - floor, floor, text + (_ON_CPU if here and here == kept else "")))
+    return sorted((finding for finding in wastes if finding.bytes), key=lambda finding: -finding.bytes)
 
 
 def _size(rows: Rows) -> int:

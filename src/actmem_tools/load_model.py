@@ -99,8 +99,8 @@ def built_model(
     """Call a factory, and return its model and inputs.
 
     Args:
-        factory: the factory.
-        sizes: sizes by letter, all of which the factory must take (see ``keyword_of``).
+        factory: the user's function; it takes sizes by keyword and returns a model and its inputs.
+        sizes: sizes by letter, all of which the factory must take, under the letter or one of its long names.
         dtype: what weights and floating-point inputs are changed to, a key of ``DTYPES``; "" to leave them.
         device: where model and inputs are moved, "cpu" or "cuda".
 
@@ -118,7 +118,7 @@ def built_model(
         if dtype:
             torch.set_default_dtype(DTYPES[dtype])
         with _quiet():
-            made = factory(**taken, **there)
+            built = factory(**taken, **there)
         _take_rows_as_whole_sequences()
     except KeyboardInterrupt:
         raise
@@ -126,10 +126,10 @@ def built_model(
         raise Raised("target", f"the factory raised {one_line(error)}") from error
     finally:
         torch.set_default_dtype(before)
-    if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[0], nn.Module):
-        got = f"a tuple of {len(made)}" if isinstance(made, tuple) else f"a {type(made).__name__}"
+    if not isinstance(built, tuple) or len(built) != 2 or not isinstance(built[0], nn.Module):
+        got = f"a tuple of {len(built)}" if isinstance(built, tuple) else f"a {type(built).__name__}"
         raise ConfigError("target", f"the factory must return (model, inputs), and returned {got}")
-    model, inputs = made
+    model, inputs = built
     to: dict[str, Any] = {"device": device} if device != "cpu" else {}
     if dtype:
         to["dtype"] = DTYPES[dtype]
@@ -245,8 +245,8 @@ class _Real(Tensor):
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
-        into_fake = any(isinstance(one, Tensor) and is_fake(one) for one in args)
-        if into_fake or not all(issubclass(one, cls) for one in types):
+        into_fake = any(isinstance(argument, Tensor) and is_fake(argument) for argument in args)
+        if into_fake or not all(issubclass(argument, cls) for argument in types):
             with plain_tensors():
                 args, kwargs = tree_map_only(cls, lambda real: real.as_subclass(Tensor), (args, kwargs or {}))
                 return func(*args, **kwargs)

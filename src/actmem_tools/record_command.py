@@ -10,11 +10,12 @@ import torch
 import torch.distributed as dist
 
 from actmem.config import ConfigError, check_size
-from actmem.ledger.ledger_tables import bill_text, ledger_text, readable_size
+from actmem.ledger.ledger_tables import bill_text, ledger_text
 from actmem.ledger.recorder import Ledger, record
 from actmem.ledger.save_sites import is_compiled
 from actmem.ledger.whole_step import StepBill, step
 from actmem.main_grad import gradient_of
+from actmem.rows import size_text
 from actmem_more.attention_kernels import Gpu
 from actmem_tools import load_model
 from actmem_tools.command_line import Parser, one_line, writable, write
@@ -239,7 +240,7 @@ def as_dict(ledger: Ledger, bill: StepBill | None, more: dict[str, Any]) -> dict
 def _text(ledger: Ledger, bill: StepBill | None, result: dict[str, Any]) -> str:
     parts = [ledger_text(ledger)]
     if wastes := result["findings"]:
-        lines = [f"- {f['waste']}: {f['bytes']:,} B ({readable_size(f['bytes'])}). {f['text']}" for f in wastes]
+        lines = [f"- {f['waste']}: {f['bytes']:,} B ({size_text(f['bytes'])}). {f['text']}" for f in wastes]
         parts.append("\n".join(["What could go:", *lines]))
     if bill is not None:
         parts.append(bill_text(bill))

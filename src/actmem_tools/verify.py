@@ -184,11 +184,11 @@ def report_verification(console: Console, model: PlannedModel, plan: Plan) -> bo
 
 def _table(matches: tuple[Match, ...], plan: Plan) -> Table:
     title = f"Pipeline rank {plan.pipeline_rank}, emulated on CPU: the bill and what is counted"
-    found = empty_table(title, "line", "bill", "counted", "diff.")
+    table = empty_table(title, "line", "bill", "counted", "diff.")
     for match in matches:
         cells = (f"{match.predicted or 0:,}", f"{match.measured or 0:,}", f"{match.difference:,}")
-        found.add_row(match.term, *cells, style="bold red" if match.difference else "")
-    return found
+        table.add_row(match.term, *cells, style="bold red" if match.difference else "")
+    return table
 
 
 def measure_part_peak(part: GPT | LlamaStage) -> tuple[int, int]:

@@ -5,18 +5,17 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actmem.config import TINY, ModelShape, Parallel
+from actmem.config import ModelShape
 from actmem.formulas.activations import (
     CORE_ATTENTION_TERMS,
-    RNG_STATE_BYTES,
     TABLE2,
     closed_form,
     crossover_seq_length,
     layer_extra_rows,
     layer_rows,
 )
-from actmem.recipes import RECOMPUTE_MODES
-from actmem.rows import LAYER_TERMS, by_term, extra_rows, total
+from actmem.recipes import PAPER_LAYER, RECOMPUTE_MODES
+from actmem.rows import LAYER_TERMS, extra_rows, total
 from tests.shapes import layer_cuts
 
 ELEMENT_SIZES = st.sampled_from([2, 4, 8])
@@ -45,8 +44,7 @@ def test_recomputation_only_leaves_rows_out(cut, recompute, e):
     elif "selective" in recompute:
         assert dropped == set(CORE_ATTENTION_TERMS)
     elif recompute == "elementwise":
-        norms_and_gelu = {"QKV projection input", "h→4h input", "4h→h input"}
-        assert dropped == set(CORE_ATTENTION_TERMS) | norms_and_gelu | {"attention dropout mask", "MLP dropout mask"}
+        assert dropped == set(CORE_ATTENTION_TERMS) | {r.term for r in PAPER_LAYER.recipes if not r.matmuls}
     else:
         assert dropped == set(LAYER_TERMS) - {"layer-norm 1 input"}
 
@@ -60,15 +58,6 @@ def test_every_rank_together_holds_each_tensor_split_by_times(cut):
         assert row.split_by in (1, parallel.tensor_parallel_size)
     if parallel.sequence_parallel:
         assert {row.split_by for row in layer_rows(shape, parallel)} == {parallel.tensor_parallel_size}
-
-
-def test_masks_and_random_number_states_come_with_recomputation():
-    for device, size in RNG_STATE_BYTES.items():
-        selective = by_term(layer_extra_rows(TINY, Parallel(2), "selective", device_type=device))
-        full = by_term(layer_extra_rows(TINY, Parallel(2), "full", device_type=device))
-        assert selective["random-number state"] == size
-        assert selective["causal mask"] == TINY.seq_length**2
-        assert full == {"random-number state": 2 * size}
 
 
 @given(layer_cuts(), st.sampled_from(RECOMPUTE_MODES), ELEMENT_SIZES, st.sampled_from(["cpu", "cuda"]))

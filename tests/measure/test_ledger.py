@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 from actmem import recompute
 from actmem.ledger import storages
-from actmem.ledger.ledger_tables import UNSAVED, readable_size
+from actmem.ledger.ledger_tables import UNSAVED
 from actmem.ledger.recorder import record
 from tests.measure.corner_cases import STATE, B, Run, ledger_of, x
 
@@ -193,12 +193,6 @@ def test_a_count_that_gloos_threads_still_lower_is_taken_when_it_no_longer_chang
         clock[0] = started
         found = storages.settled(lambda: 1 + (clock[0] < started + 0.09))
         assert found == 1 and clock[0] - started == pytest.approx(0.19, abs=0.006)
-
-
-def test_a_readable_size_keeps_every_byte_below_a_kibibyte():
-    sizes = [0, 1023, 1024, 1536, 2**20 - 1, 3 * 2**20, 80 * 2**30, 2048 * 2**30]
-    texts = ["0 B", "1,023 B", "1 KiB", "1.5 KiB", "1024 KiB", "3 MiB", "80 GiB", "2,048 GiB"]
-    assert [readable_size(size) for size in sizes] == texts
 
 
 def test_bytes_on_the_host_are_no_bytes_of_the_device():

@@ -11,8 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from actmem.config import ModelShape
+from actmem.formulas.activations import layer_extra_rows, layer_rows
 from actmem.ledger.ledger_tables import fold
 from actmem.ledger.recorder import SavedTensor
+from actmem.recipes import PAPER_LAYER
+from actmem.rows import total
 from actmem_tools import record_command
 from actmem_tools.__main__ import main
 from actmem_tools.record_page import page
@@ -160,8 +164,10 @@ def test_diff_names_what_went_came_and_stayed(tmp_path, capsys):
     went, came, stayed = text.split("\n\n")[1:]
     assert went.startswith("went:") and "softmax" in went and "softmax" not in stayed
     assert came.startswith("came:") and "uint8" in came and "mlp.down" in stayed
-    # 34sbh without Q, K and V, which the second run starts from; the norms' statistics are 0.25sbh.
-    assert stayed.startswith("stayed:") and f"{113 * 16 * 2 * 32 // 4:,} B" in stayed.splitlines()[0]
+    # Without Q, K and V, from which the second run starts.
+    rows = layer_rows(shape := ModelShape(16, 2, 32, 4), recompute="selective") + layer_extra_rows(shape)
+    kept = total(row for row in rows if row.term not in PAPER_LAYER.one_tensor)
+    assert stayed.startswith("stayed:") and f", {kept:,} B" in stayed.splitlines()[0]
 
 
 @pytest.mark.parametrize("contents", [None, "{}", "nonsense", '{"rows": [1]}', "[" * 100_000])

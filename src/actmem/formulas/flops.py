@@ -19,6 +19,7 @@ from actmem.recipes import PAPER_LAYER, Recompute
 def layer_matmuls(shape: ModelShape) -> dict[str, int]:
     """Return the FLOPs of each matmul of one layer's forward pass of one microbatch, over all ranks, in order.
 
+    Returns: the keys are "QKV projection", "QKᵀ", "attention over V", "attention projection", "h→4h" and "4h→h".
     Source: 2205.05198 appendix A.
     """
     _, b, h, s = shape.letters()
@@ -36,7 +37,7 @@ def layer_matmuls(shape: ModelShape) -> dict[str, int]:
 def forward_matmuls(shape: ModelShape, global_batch_size: int) -> dict[str, int]:
     """Return the FLOPs of each matmul of one forward pass of the whole model over B sequences, in order.
 
-    The matmuls of all layers are added up under one name; "logits" is the last.
+    Returns: the keys of ``layer_matmuls``, each for the sum over all layers, and "logits", the output layer's.
     Source: 2205.05198 appendix A.
     """
     B = check_size("global_batch_size", global_batch_size)

@@ -33,7 +33,7 @@ class MLP(nn.Module):
     """h→4h by a column-parallel linear, GeLU, 4h→h by a row-parallel one; GeLU between them needs no collective.
 
     Args:
-        seed: of the weights; see ``weights.draw_normal``.
+        seed: of the weights, the same on all t ranks; None draws one from torch's CPU generator.
 
     Args of ``forward``: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.
     Returns: the same shape.

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from actmem.rows import size_text
+
 UNSAVED = "alive but not saved by autograd"
 #: What a stored tensor can be, in the order in which tables list these kinds.
 STORAGE_KINDS = (
@@ -102,16 +104,6 @@ def _range(numbers: list[int]) -> str:
 _SHOWN = 30
 
 
-def readable_size(size: int) -> str:
-    """Return a number of bytes as text in a unit that is easy to read: ``12.3 MiB``."""
-    amount = float(size)
-    for unit in ("B", "KiB", "MiB"):
-        if amount < 1024:
-            return f"{size:,} B" if unit == "B" else f"{amount:.4g} {unit}"
-        amount /= 1024
-    return f"{amount:,.4g} GiB"
-
-
 def lines_of(rows: Iterable[SavedTensor]) -> list[tuple[str, ...]]:
     """Return the cells of a table of folded rows, under ``HEADINGS``: one tuple for each row."""
     return [
@@ -147,9 +139,7 @@ def ledger_text(ledger: Any) -> str:
     """Return a ledger as text: its total, the bytes of each kind, and its largest rows."""
     kinds = ", ".join(f"{kind} {size:,}" for kind, size in ledger.by_kind().items())
     host = f", and {ledger.host_bytes:,} B in the host's memory" if ledger.host_bytes else ""
-    head = (
-        f"{ledger.total_bytes:,} B ({readable_size(ledger.total_bytes)}) stay for backward{host}: {kinds or 'nothing'}"
-    )
+    head = f"{ledger.total_bytes:,} B ({size_text(ledger.total_bytes)}) stay for backward{host}: {kinds or 'nothing'}"
     return "\n".join([head, *([rows_text(ledger.tensors)] if ledger.tensors else [])])
 
 
@@ -162,6 +152,6 @@ def rows_text(rows: Iterable[SavedTensor], most: int = _SHOWN) -> str:
 
 def bill_text(bill: Any) -> str:
     """Return a step's bill as text: the peak, the bytes of each kind, and its largest rows."""
-    head = f"peak {bill.peak_bytes:,} B ({readable_size(bill.peak_bytes)}), in {bill.peak_phase}"
+    head = f"peak {bill.peak_bytes:,} B ({size_text(bill.peak_bytes)}), in {bill.peak_phase}"
     kinds = [(f"{size:,}", kind) for kind, size in bill.by_kind().items()]
     return "\n\n".join([head, aligned(("bytes", "kind"), kinds), rows_text(bill.peak)])

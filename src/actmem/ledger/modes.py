@@ -120,12 +120,12 @@ def stays_as_gradient(args: tuple) -> bool:
     holders, weight = _holders(args[1]), args[0]
     kept_layout = weight.stride() if _is_dense(weight) else torch.empty(weight.shape, device="meta").stride()
     dims = zip(weight.shape, args[1].stride(), kept_layout)
-    return holders[::2] == _holders_where_free()[1][::2] and all(size == 1 or one == other for size, one, other in dims)
+    return holders[::2] == _holders_where_free()[1][::2] and all(size == 1 or a == b for size, a, b in dims)
 
 
 def _is_free(args: tuple) -> bool:
     """Return whether both arguments are plain tensors and nothing but the sum itself holds the first."""
-    plain = all(isinstance(one, Tensor) and one.layout is torch.strided for one in args)
+    plain = all(isinstance(arg, Tensor) and arg.layout is torch.strided for arg in args)
     plain = plain and not any(map(is_traceable_wrapper_subclass, args))
     return plain and _holders(args[0]) == _holders_where_free()[0]
 
@@ -144,13 +144,13 @@ def _holders_where_free() -> tuple[tuple[int, int, int], ...]:
     Returns: the counts for the first of two gradients that were just made for one tensor, and for a gradient that is
         added to a weight's.
     """
-    found: dict[Any, tuple[int, int, int]] = {}
+    holders: dict[Any, tuple[int, int, int]] = {}
 
     class Sees(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             for operation, place in _SUMS:
                 if func is operation:
-                    found[operation] = _holders(args[place])
+                    holders[operation] = _holders(args[place])
             return func(*args, **(kwargs or {}))
 
     with no_dispatch_modes(), torch.enable_grad():
@@ -160,7 +160,7 @@ def _holders_where_free() -> tuple[tuple[int, int, int], ...]:
         twice = (x * 3, x * 4)
         with Sees():
             torch.autograd.backward(twice, (torch.ones(2), torch.ones(2)))
-    return tuple(found[operation] for operation, _ in _SUMS)
+    return tuple(holders[operation] for operation, _ in _SUMS)
 
 
 def _is_dense(tensor: Tensor) -> bool:

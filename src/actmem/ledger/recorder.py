@@ -121,7 +121,7 @@ class Ledger:
 
 
 def sums_of(rows: Iterable[SavedTensor], kinds: Iterable[str]) -> dict[str, int]:
-    """Return the bytes of each kind that has any, in the order of ``kinds``."""
+    """Return the bytes of each kind of row that has any, in the order of ``kinds``."""
     sums = dict.fromkeys(kinds, 0)
     for row in rows:
         sums[row.kind] += row.bytes
@@ -203,13 +203,13 @@ def _unsaved(
         ]
 
     settled(lambda: len(unsaved()))
-    found = [(storage, origin) for storage, origin in unsaved() if storage not in tracker.inputs]
-    if not all(origin.inside for _, origin in found):
+    leftovers = [(storage, origin) for storage, origin in unsaved() if storage not in tracker.inputs]
+    if not all(origin.inside for _, origin in leftovers):
         ours = (OperationTracker, ProvenanceTracker)
         callers = {id(storage) for storage in storages_in([v for v in variables if not isinstance(v, ours)])}
-        found = [(storage, origin) for storage, origin in found if origin.inside or id(storage) not in callers]
-    texts = _holders([id(storage) for storage, _ in found], _text)
-    for storage, origin in found:
+        leftovers = [(storage, origin) for storage, origin in leftovers if origin.inside or id(storage) not in callers]
+    texts = _holders([id(storage) for storage, _ in leftovers], _text)
+    for storage, origin in leftovers:
         yield storage, origin, texts.get(id(storage), "")
 
 

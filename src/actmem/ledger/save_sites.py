@@ -258,5 +258,5 @@ def _argument_of(tensor: Tensor, args: tuple, kwargs: dict) -> str:
 def _named(args: tuple, kwargs: dict) -> Iterator[tuple[str, Any]]:
     for i, value in enumerate(args):
         # A list of tensors, as ``cat`` takes it, is one argument.
-        yield from ((str(i), one) for one in (value if isinstance(value, (list, tuple)) else (value,)))
+        yield from ((str(i), item) for item in (value if isinstance(value, (list, tuple)) else (value,)))
     yield from kwargs.items()

@@ -57,9 +57,9 @@ def _inside(value: object, depth: int, seen: dict[int, object]) -> Iterator[Tens
             slots = (vars(kind).get("__slots__", ()) for kind in type(value).__mro__)
             names = (name for some in slots for name in ((some,) if isinstance(some, str) else some))
             inner = [*getattr(value, "__dict__", {}).values(), *(getattr(value, name, None) for name in names)]
-        for one in list(inner):
-            if type(one) not in _ATOMS:
-                yield from _inside(one, depth - 1, seen)
+        for child in list(inner):
+            if type(child) not in _ATOMS:
+                yield from _inside(child, depth - 1, seen)
 
 
 def plain_tensors(tensor: Tensor) -> list[Tensor]:
@@ -74,7 +74,7 @@ def plain_tensors(tensor: Tensor) -> list[Tensor]:
         if is_traceable_wrapper_subclass(tensor):
             inner = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
             # DTensor lists its device mesh as well.
-            return [part for one in inner if isinstance(one, Tensor) for part in plain_tensors(one)]
+            return [part for wrapped in inner if isinstance(wrapped, Tensor) for part in plain_tensors(wrapped)]
         if tensor.layout in _SPARSE_PARTS:
             with no_dispatch_modes():
                 return [getattr(tensor, name)().detach() for name in _SPARSE_PARTS[tensor.layout]]
@@ -183,18 +183,18 @@ def replaced(owner: object, name: str, make: Callable[[Callable], object]) -> It
     Args:
         owner: a module or a class. A static method stays one, and what a class inherits is inherited again afterwards.
     """
-    own = vars(owner).get(name)
-    original: Any = own or getattr(owner, name)
+    before = vars(owner).get(name)
+    original: Any = before or getattr(owner, name)
     is_static = isinstance(original, staticmethod)
     new: Any = make(original.__func__ if is_static else original)
     setattr(owner, name, staticmethod(new) if is_static else new)
     try:
         yield
     finally:
-        if own is None:
+        if before is None:
             delattr(owner, name)
         else:
-            setattr(owner, name, own)
+            setattr(owner, name, before)
 
 
 @contextmanager

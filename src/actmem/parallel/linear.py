@@ -25,7 +25,7 @@ class ColumnParallelLinear(ParallelModule):
     """Y = XA + bias with A sharded by columns: this rank computes ``out_features / t`` columns of Y.
 
     Args:
-        seed: of the weight; see ``weights.draw_normal``.
+        seed: of the weight, the same on all t ranks; None draws one from torch's CPU generator.
 
     Args of ``forward``: ``[s, b, in]`` replicated, or ``[s/t, b, in]`` under sequence parallelism.
     Returns: ``[s, b, out/t]``.
@@ -86,7 +86,7 @@ class RowParallelLinear(ParallelModule):
     The bias is added once, after the sum.
 
     Args:
-        seed: of the weight; see ``weights.draw_normal``.
+        seed: of the weight, the same on all t ranks; None draws one from torch's CPU generator.
 
     Args of ``forward``: ``[s, b, in/t]``.
     Returns: ``[s, b, out]``, or ``[s/t, b, out]`` under sequence parallelism.

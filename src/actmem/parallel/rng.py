@@ -48,7 +48,7 @@ class DropoutStreams:
         # CPU's generator uses 32 bits, in which some of 8,192 hashes would be equal.
         first = child_seed(seed, "dropout") + data_parallel_rank * (tp.size + 1)
         seeds = first, first + 1 + tp.rank
-        self.replicated, self.sharded = (torch.Generator(device).manual_seed(one) for one in seeds)
+        self.replicated, self.sharded = (torch.Generator(device).manual_seed(stream_seed) for stream_seed in seeds)
         self.between_blocks = self.sharded if tp.sequence_parallel else self.replicated
 
 

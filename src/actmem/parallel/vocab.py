@@ -27,7 +27,7 @@ class VocabParallelEmbedding(ParallelModule):
     the dense ``main_grad``.
 
     Args:
-        seed: of the weight; see ``weights.draw_normal``.
+        seed: of the weight, the same on all t ranks; None draws one from torch's CPU generator.
 
     Args of ``forward``: token ids ``[s, b]``.
     Returns: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.
@@ -107,7 +107,7 @@ def checked_copy(argument: str, ids: Tensor, vocab_size: int, ignore_index: int 
 
 
 def checked_targets(targets: Tensor, x: Tensor, vocab_size: int, ignore_index: int) -> Tensor:
-    """Return ``checked_copy`` of the targets.
+    """Check the targets of a loss, and return a copy of them, 4 bytes each.
 
     Raises: ConfigError unless there is one target for each token of x, which is ``[…, h]`` or ``[…, v/t]``.
     """

@@ -101,8 +101,8 @@ class ParallelModule(nn.Module):
         if param is not None:
             marks = self.__dict__.setdefault("_marks", {})
             # The first mark stays: a parameter that comes later may be another module's, sharded in another way.
-            own = {mark: value for mark, value in vars(param).items() if mark in _MARKS}
-            marks[name] = own | marks.get(name, {})
+            new_marks = {mark: value for mark, value in vars(param).items() if mark in _MARKS}
+            marks[name] = new_marks | marks.get(name, {})
             self._mark_again()
 
     def constants(self, device: torch.device | str | None) -> dict[str, Tensor]:
@@ -136,7 +136,7 @@ def own_weight(
     """Make this rank's shard of a weight and fill it by ``draw_normal``.
 
     Args:
-        sizes: the shard's.
+        sizes: of the shard's dimensions.
         dim: the dimension along which the weight is sharded. None: it is replicated on every rank, and its gradient is
             partial under sequence parallelism.
         part: as in ``part_of``, if the weight isn't split into t parts.

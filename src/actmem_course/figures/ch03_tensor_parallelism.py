@@ -21,7 +21,7 @@ ORDERS = (COLUMNS_FIRST, ROWS_FIRST)
 #: The most ranks whose shards are drawn.
 LARGEST = 8
 #: The gap between two matrices, and the narrowest shard that a number fits into.
-_GAP, _NARROWEST = 1.1, 0.33
+_GAP, _NARROWEST = 0.9, 0.45
 
 
 def divided_and_whole(shape: ModelShape, tensor_parallel_size: int) -> tuple[list[Row], list[Row]]:
@@ -67,7 +67,14 @@ def floor_lines(shape: ModelShape, tensor_parallel_size: int) -> Drawing:
 
 @dataclass(frozen=True)
 class Curve:
-    """A line over t: its name, bytes for each t, and look."""
+    """A line over t.
+
+    Attributes:
+        name: For the legend.
+        sizes: Bytes by t.
+        colour: As CSS writes it.
+        dash: Plotly's name of a line style, such as "dot".
+    """
 
     name: str
     sizes: dict[int, int]
@@ -85,7 +92,7 @@ def lines_over_t(
 
     Args:
         title: The finding.
-        curves: The lines.
+        curves: The lines, each with its bytes at all of ``ts``.
         alt: The finding in words, with its numbers.
         t: The t that is chosen now.
         ts: All values of t on the axis.
@@ -144,11 +151,11 @@ def mlp_shards(tensor_parallel_size: int, order: str = COLUMNS_FIRST) -> Drawing
     activation, weight = FILLS["input of a linear"], FILLS["weights"]
     # name, shape in words, width and height in units of h and sb, how it is sharded, its colour
     tensors = [
-        ("X", "[sb, h]", 1.5, 1.4, None if first else "columns", activation),
+        ("X", "[sb, h]", 2.0, 1.4, None if first else "columns", activation),
         ("A", "[h, 4h]", 4.0, 1.0, "columns" if first else "rows", weight),
         ("G = GeLU(XA)", "[sb, 4h]", 4.0, 1.4, "columns" if first else None, activation),
-        ("B", "[4h, h]", 1.5, 4.0, "rows" if first else "columns", weight),
-        ("Z = GB", "[sb, h]", 1.5, 1.4, "sum" if first else "columns", PARTIAL if first else COMPLETE),
+        ("B", "[4h, h]", 2.0, 4.0, "rows" if first else "columns", weight),
+        ("Z = GB", "[sb, h]", 2.0, 1.4, "sum" if first else "columns", PARTIAL if first else COMPLETE),
     ]
     drawn: list[Box] = []
     words = []

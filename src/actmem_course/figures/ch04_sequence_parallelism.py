@@ -21,9 +21,9 @@ def saved_lines(shape: ModelShape, tensor_parallel_size: int, with_sequence_para
     curves = [Curve("TP", {size: eq2(shape, size) for size in ts}, COMPARED, "dash")]
     if with_sequence_parallelism:
         curves.append(Curve("TP + SP", {size: eq4(shape, size) for size in ts}, GREEN, "solid"))
-    here = "; ".join(f"{curve.name}: {size_text(curve.sizes[t])}" for curve in curves)
-    title, alt = f"What each of {t} ranks saves for one layer:<br>{here}", f"at t = {t} a rank saves {here}"
-    drawing = lines_over_t(title, curves, alt, t, ts, (eq4(shape, ts[-1]), eq2(shape, 1)))
+    here = ", ".join(f"{size_text(curve.sizes[t])} with {curve.name}" for curve in reversed(curves))
+    title = f"{f'Each of {t} ranks' if t > 1 else 'One rank'} saves {here}"
+    drawing = lines_over_t(title, curves, f"at t = {t} a rank saves {here}", t, ts, (eq4(shape, ts[-1]), eq2(shape, 1)))
     drawing.layout["showlegend"] = True  # plotly leaves out the legend of a single line
     return drawing
 

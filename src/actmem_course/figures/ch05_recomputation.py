@@ -86,6 +86,8 @@ def training_step(shape: ModelShape, moment: int, recompute: str = "none") -> li
     )  # fmt: skip
     title = f"{now.says[0].upper()}{now.says[1:]}:<br>{size_text(total(in_memory))} of this layer in memory"
     terms = {row.term for row in in_memory}
+    if not terms <= {row.term for row in layer_rows(shape, recompute=recompute)}:
+        title += " (framed: recomputed)"
     return [layer_picture(shape, recompute=recompute, in_memory=terms, title=title), curve]
 
 

@@ -9,7 +9,7 @@ from actmem.formulas.activations import layer_bytes
 from actmem.formulas.first_stage import eq5, layers_per_chunk
 from actmem.formulas.schedule import Action, Schedule, interleaved, one_forward_one_backward
 from actmem_course.figures.marks import Drawing, bars, chart, line, scale
-from actmem_course.figures.style import CARD, FILLS, HELD, INK, SKY, Fill
+from actmem_course.figures.style import CARD, FILLS, HELD, INK, Fill
 from actmem_course.figures.units import axis_unit, exact_text, size_text, three_digits
 from actmem_course.others.timeline import Span, bubble_of, memory_curve, timeline
 
@@ -18,8 +18,8 @@ Curve = Sequence[tuple[int, int]]
 
 #: Fills of passes by kind, one for each of four chunks; a fifth chunk has the fill of the first.
 _FILLS = {
-    "F": (FILLS["forward"], Fill(SKY, ""), Fill("#A9B4E8", ""), Fill("#7C8FA0", "")),
-    "B": (FILLS["backward"], Fill("#F5CE7A", ""), Fill("#E0A98C", ""), Fill("#B8A06A", "")),
+    "F": (FILLS["forward"], Fill("#8C96DA", ""), Fill("#BCC3F0", ""), Fill("#E3E6FA", "")),
+    "B": (FILLS["backward"], Fill("#CBA982", ""), Fill("#E2CDB4", ""), Fill("#F4EADF", "")),
 }
 _NAMES = {"F": "forward", "B": "backward"}
 #: With more passes than this the microbatches' numbers don't fit into them; the hover text has the numbers.

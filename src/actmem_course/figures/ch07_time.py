@@ -63,7 +63,7 @@ def roofline(shape: ModelShape, parallel: Parallel) -> Drawing:
     device = f"A100: {A100_FLOPS_PER_SECOND / 1e12:.0f} TFLOP/s, {A100_BYTES_PER_SECOND / 1e9:,.0f} GB/s"
     log = {"type": "log", "dtick": 1, "exponentformat": "none"}
     return chart(
-        f"{len(slow)} of {len(operations)} operations wait for memory; in the core attention<br>"
+        f"{len(slow)} of {len(operations)} operations are memory-bound; in the core attention<br>"
         f"{min(core):.1f} to {max(core):.0f} FLOPs per byte; the ridge is at {ridge:.0f}",
         [
             line(device, [_LEFT, ridge, _RIGHT], rates, INK, width=2),

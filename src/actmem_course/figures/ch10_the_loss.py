@@ -75,7 +75,7 @@ def loss_bars(shape: LlamaShape, t: int = 1, recompute: str = "none") -> Drawing
         f"The loss of 16-bit logits takes {float(whole):.0%} of what {shape.num_layers} layers save,<br>"
         f"a chunk at a time {float(chunked):.0%}",
         parts,
-        f"on one rank, s = {shape.seq_length:,}, v = {shape.vocab_size:,}, t = {t}",
+        f"on one rank, s = {shape.seq_length:,}, v = {shape.vocab_size:,}, t\u00a0=\u00a0{t}",
         fills=list(_FILLS.values()),
         order=[_LAYERS, *_NAMES.values()],
         about=terms,

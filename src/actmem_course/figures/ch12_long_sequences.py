@@ -73,7 +73,7 @@ def layer_at_work(shape: LlamaShape, tile: int = 0) -> Drawing:
     """Draw the tensors of a recomputed layer while its backward pass runs.
 
     Args:
-        tile: Tokens of the MLP that exist at once; 0: all.
+        tile: For how many tokens the MLP runs at once, so that its wide tensors have only these; 0: for all.
     """
     blocks = layer_blocks(shape)
     if tile:

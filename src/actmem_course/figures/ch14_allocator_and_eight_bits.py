@@ -90,7 +90,7 @@ def memory_map(moment: int, segments: str = _PLAIN, order: str = "shortest first
     held, reserved = memory.allocated // MEBIBYTE, memory.reserved // MEBIBYTE
     tensor = f"takes tensor {len(live)}" if way == "take" else f"frees tensor {len(live) + 1}"
     doing = "Adam makes a state, which stays" if way == "state" else f"Batch {batch + 1} {tensor}"
-    drawing = diagram(
+    return diagram(
         f"{doing}: {held} MiB allocated, {reserved} MiB reserved,<br>"
         f"{reserved - held} MiB free, of which torch can't give {memory.stuck // MEBIBYTE} MiB back",
         [*legend({use: FILLS[what] for use, what in _USES.items()}), *boxes(drawn)],
@@ -98,5 +98,3 @@ def memory_map(moment: int, segments: str = _PLAIN, order: str = "shortest first
         f"{held} MiB of them hold tensors. {doing}.",
         width=102, height=7, pixels=380, left=-1, top=-0.3,
     )  # fmt: skip
-    drawing.layout["showlegend"] = True
-    return drawing

@@ -19,7 +19,7 @@ class Fold:
 
     Args:
         line: What is always seen.
-        details: What opens.
+        details: The text that a click shows.
         prose: The details are sentences, which wrap at the edge of the page; a table does not.
         is_wrong: The line says that something is wrong, so it is red.
     """
@@ -57,7 +57,7 @@ class Comparison:
 
     Attributes:
         what: What is compared, in words.
-        pairs: The values.
+        pairs: In each what was predicted, and what was counted.
         unit: Of the numbers.
         sides: What the first and the second value of a pair are called.
         are_parts: The pairs are parts of one thing, so their sum means something.

@@ -105,9 +105,9 @@ def diagram(
     """
     hidden = {"visible": False, "fixedrange": True}
     return chart(
-        title, traces, alt, height=pixels,
+        title, traces, alt, height=pixels, margin={"l": margins[0], "r": margins[1], "t": 76, "b": 12},
         xaxis={**hidden, "range": [left, width]}, yaxis={**hidden, "range": [height, top]},
-        showlegend=False, margin={"l": margins[0], "r": margins[1], "t": 76, "b": 12}, hovermode="closest",
+        showlegend=any(trace.get("name") for trace in traces), hovermode="closest",
     )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ const wrap = (text, letters) => text.split("<br>").map((line) => line.split(" ")
   return lines;
 }, []).join("<br>")).join("<br>");
 // Plotly neither wraps nor shrinks words: on a narrow page those at an axis leave no room, and those of a diagram run out of it.
-const LETTER = 7.5, LINE = 18, NARROW = 520, SIDES = 80, BESIDE_BOX = 18, SAID = 34, SMALL = 0.75;
+const LETTER = 7.5, LINE = 18, NARROW = 520, SIDES = 80, BESIDE_BOX = 23, SAID = 34, SMALL = 0.75;
 const TALL = 600;  // pixels of a figure that a window would not show whole
 const smaller = (size) => Math.max(10, SMALL * size);
 const letter = (place) => "abcdefghijklmnopqrstuvwxyz"[place];
@@ -33,7 +33,7 @@ const worded = (data, isDiagram) => data.map((given) => {
     return { ...trace, text, textfont: { ...trace.textfont, size: smaller(trace.textfont.size) } };
   }
   // Words at the points of a chart stand below it.
-  return trace.meta === "names" ? { ...trace, text: trace.text.map((_, place) => `<b>${letter(place)}</b>`), textposition: "bottom center" } : trace;
+  return trace.meta === "names" ? { ...trace, text: trace.text.map((_, place) => `<b>${letter(place)}</b>`), textposition: "bottom right" } : trace;
 });
 const fitted = (layout, width) => {
   const fit = { ...layout };
@@ -57,7 +57,7 @@ const fitted = (layout, width) => {
   }
   if (layout.xaxis?.visible === false) {  // a diagram, whose words are smaller, and those before a row of boxes wrapped
     const { l, r } = layout.margin;
-    return { ...fit, margin: { ...layout.margin, l: Math.min(SMALL * l, 0.75 * LETTER * BESIDE_BOX), r: SMALL * r } };
+    return { ...fit, margin: { ...layout.margin, l: Math.min(SMALL * l, 0.73 * LETTER * BESIDE_BOX), r: SMALL * r } };
   }
   const more = LINE * (lines - 1);
   return { ...fit, height: layout.height + more, margin: { ...layout.margin, l: left, b: layout.margin.b + more } };

@@ -58,7 +58,11 @@ def conditions(result: Result) -> str:
 
 
 def named(rows: list[dict]) -> dict[str, dict]:
-    """Return the rows of one step by the value of their key ``name``."""
+    """Return rows of a results file by their names.
+
+    Args:
+        rows: Of one step, such as "wall"; each has the key ``name``.
+    """
     return {row["name"]: row for row in rows}
 
 
@@ -139,7 +143,7 @@ def step_curve(result: Result) -> Drawing:
         [
             line("allocated", times, [size / GIB for size in sizes], HELD, "%{x:.0f} ms: %{y:.2f} GiB"),
             line("before the step", [0, end], [static / GIB] * 2, COMPARED, exact_text(static), "dash", 2),
-            words([0], [top], ["forward pass:<br>each layer<br>saves tensors"], 13, "bottom right"),
+            words([0.02 * end], [top], ["forward pass:<br>each layer<br>saves tensors"], 13, "bottom right"),
             words([end], [top], ["backward pass:<br>each tooth<br>is a layer"], 13, "bottom left"),
         ],
         f"A line over {end:.0f} ms: from {size_text(static)} allocated memory rises in the forward pass to "

@@ -362,11 +362,11 @@ def _finding(blocks: Sequence[Block], ranks: int) -> str:
         return f"The fullest of {ranks} ranks saves {size_text(held)} for backward"
     saved = f"{who} saves {size_text(held)} for backward"
     if ranks > 1:
+        if gathered := sum(block.gathered for block in blocks):
+            return f"{saved};<br>{size_text(gathered)} are gathered again for a moment (grey)"
         copied = sum(block.on_device for block in blocks if block.row.split_by < ranks)
         more = (
-            f"{size_text(copied)} of it is a copy of what another rank saves"
-            if copied
-            else "each byte is on one rank only"
+            f"{size_text(copied)} of it is a copy of what another rank saves" if copied else "every tensor is sharded"
         )
         return f"{saved};<br>{more}"
     most = max(block.on_device for block in blocks)

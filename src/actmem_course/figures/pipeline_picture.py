@@ -11,7 +11,7 @@ from actmem.recipes import Mode
 from actmem.rows import total
 from actmem_course.figures.ch06_pipeline import schedule_of
 from actmem_course.figures.diagrams import Box, boxes, diagram, labels
-from actmem_course.figures.marks import Drawing
+from actmem_course.figures.marks import Drawing, legend
 from actmem_course.figures.sketch import MOST_RANKS, Stroke, arrows
 from actmem_course.figures.style import FILLS
 from actmem_course.figures.terms import KINDS, term_of
@@ -76,16 +76,18 @@ def pipeline_picture(
         below = f"{count}<br><b>{size}</b>" if p <= 4 else f"{len(held)}<br>{size}".replace(" ", "<br>")
         words.append((middle, foot + 22, below))
     sends = pipeline_sends(shape, parallel, num_microbatches)
-    fullest = max(range(p), key=lambda rank: len(flying[rank]))
+    longest = max(map(len, flying))
+    used = {kind: FILLS[kind] for kind, size in parts.items() if size}
+    fullest, size = [len(held) for held in flying].index(longest), size_text(longest * each)
+    finding = f"rank {fullest} holds {longest} times {layers} layers, {size}" if longest else "nothing is in flight"
     told = [
         f"rank {rank} holds {len(held)} microbatches, {len(held) * each:,} bytes" for rank, held in enumerate(flying)
     ]
     sent = f"an arrow is {size_text(sends[0].payload_bytes)}" if sends else "nothing is sent"
     chunks = "; F3·1: forward pass of microbatch 3, chunk 1" if m > 1 else "; F3: forward pass of microbatch 3"
     return diagram(
-        f"Moment {moment}: rank {fullest} holds {len(flying[fullest])} times {layers} layers, "
-        f"{size_text(len(flying[fullest]) * each)};<br>{sent}{chunks}",
-        [*boxes(drawn), *arrows(1.5, True, _just_sent(spans, moment, p, column)), labels(words, 13)],
+        f"Moment {moment}: {finding};<br>{sent}{chunks}",
+        [*legend(used), *boxes(drawn), *arrows(1.5, True, _just_sent(spans, moment, p, column)), labels(words, 13)],
         f"A pipeline of {p} ranks, {layers} layers each, at moment {moment}: {'; '.join(told)}.",
         p * column, foot + _FOOT, round(foot + _FOOT) + 88,
     )  # fmt: skip

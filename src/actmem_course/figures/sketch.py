@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from actmem.formulas.communication import PredictedCollective, wire_bytes
@@ -116,11 +116,12 @@ class Sketch:
     """A picture while it is drawn, from the top down: y in pixels, x in bytes.
 
     Attributes:
-        blocks: The rows.
+        blocks: One for each saved tensor, a row of the picture.
         of_ranks: How many ranks there are; the picture has columns for up to MOST_RANKS of them.
         is_backward: Whether collectives bring bytes upwards.
         drawn: The boxes.
         names, sizes, heads, captions: Words before and after the boxes, above the columns, and above rows.
+        later: Words that other moments of the picture have after the boxes, so that there is always room for them.
         strokes: Lines and arrows, by their width and whether they have heads.
         y: Where the next row begins.
     """
@@ -133,6 +134,7 @@ class Sketch:
     sizes: list[tuple[float, float, str]] = field(default_factory=list)
     heads: list[tuple[float, float, str]] = field(default_factory=list)
     captions: list[tuple[float, float, str]] = field(default_factory=list)
+    later: list[tuple[float, float, str]] = field(default_factory=list)
     strokes: dict[tuple[float, bool], list[Stroke]] = field(default_factory=dict)
     y: float = 0
 
@@ -147,7 +149,7 @@ class Sketch:
         self.unit, self.unit_name = axis_unit(sorted(block.row.bytes for block in self.blocks)[len(self.blocks) // 2])
 
     def left_of(self, rank: int) -> float:
-        """Return the x at which a rank's column begins; the host's column comes after the last rank's."""
+        """Return the x, in bytes, at which a rank's column begins; the host's column comes after the last rank's."""
         return rank * (self.column + self.gap)
 
     @property
@@ -176,6 +178,8 @@ class Sketch:
                 self.captions.append((0, self.y + _CAPTION / 2 - 1, f"<i>{caption}</i>"))
                 self.y += _CAPTION
             self._row(block)
+            if marks_again:
+                self.later.append((*self.sizes[-1][:2], f"{_SPACE}{self._said(replace(block, is_present=True))}"))
             is_again = marks_again and block.action == "recompute" and block.is_present
             for rank in range(self.ranks if block.row.term == framed or is_again else 0):
                 size = max(block.size_on(rank), 0.004 * self.width)
@@ -189,7 +193,9 @@ class Sketch:
             return
         for rank in range(self.ranks):
             is_last_of_many = rank == self.ranks - 1 < self.of_ranks - 1
-            name = f"rank {rank}" if rank == 0 and self.ranks <= 4 else str(rank)
+            # Uneven ranks have long words after their boxes, and on a narrow page no room for "rank".
+            has_room = self.ranks <= 4 and not any(block.by_rank for block in self.blocks)
+            name = f"rank {rank}" if rank == 0 and has_room else str(rank)
             name = "GPU" if self.ranks == 1 else f"… {self.of_ranks - 1}" if is_last_of_many else name
             self.heads.append((self.left_of(rank) + self.column / 2, _HEAD / 2, name))
         if self.host:
@@ -277,7 +283,9 @@ class Sketch:
         words += [labels(self.heads, _WORDS)] if self.heads else []
         before = max(_letters(text) for *_, text in self.names) * _LETTER
         # A size may begin before the columns end, by a few pixels at least on the narrowest page.
-        beyond = max(_letters(text) * _LETTER - (1 - x / self.width) * _NARROWEST for x, _, text in self.sizes)
+        beyond = max(
+            _letters(text) * _LETTER - (1 - x / self.width) * _NARROWEST for x, _, text in self.sizes + self.later
+        )
         lines = [trace for look, strokes in self.strokes.items() for trace in arrows(*look, strokes)]
         return diagram(
             title, [*boxes(self.drawn, _WORDS), *lines, *words], alt,

@@ -18,7 +18,7 @@ def text_table(
 
     Args:
         header: The columns' names.
-        lines: The cells.
+        lines: For each line its cells, text or numbers.
         right: One character for each column: ``r`` aligns it to the right, anything else to the left.
         last_is_sum: Draw a rule above the last line.
     """
@@ -49,7 +49,11 @@ def extras_text(rows: Iterable[Row]) -> str:
 
 
 def saved_text(saved: Iterable) -> str:
-    """Return a table of what a ledger's ``saved`` lists, a line for each tensor, and the sum."""
+    """Return a table of saved tensors, a line for each, and the sum of their bytes.
+
+    Args:
+        saved: SavedTensors, as ``Ledger.saved`` lists them.
+    """
     saved = list(saved)
     if not saved:
         return "nothing is saved"
@@ -90,12 +94,12 @@ def _percent(share: float) -> str:
 
 
 def speed_facts(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return what differs from machine to machine: each variant's times and overhead, in words, by its name.
+    """Return each variant's times and overhead, in words, by the variant's name: they differ between machines.
 
     The three times are medians of their own, so they do not add up.
 
     Args:
-        rows: Of labs/measure_speed.py.
+        rows: What labs/measure_speed.py writes to --json, a row for each variant.
     """
     facts = {}
     for row in rows:

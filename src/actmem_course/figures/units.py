@@ -1,9 +1,9 @@
 """Numbers as words: bytes in binary units, three digits, and where an axis ends."""
 
+from actmem.rows import BINARY_UNITS, size_text
+from actmem.rows import three_digits as three_digits
+
 GIB = 2**30
-
-
-_UNITS = ((GIB, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
 def axis_unit(largest_bytes: int) -> tuple[int, str]:
@@ -11,28 +11,12 @@ def axis_unit(largest_bytes: int) -> tuple[int, str]:
 
     It is the largest binary unit in which ``largest_bytes`` is at least 1.
     """
-    return next(((unit, name) for unit, name in _UNITS if largest_bytes >= unit), (1, "bytes"))
-
-
-def size_text(size_bytes: int) -> str:
-    """Return bytes in the largest binary unit in which they are at least 1, in three digits: ``2.67 GiB``."""
-    for unit, name in _UNITS:
-        if abs(size_bytes) >= unit:
-            return f"{three_digits(size_bytes / unit)} {name}"
-    return f"{size_bytes} B"
+    return next(((unit, name) for unit, name in BINARY_UNITS if largest_bytes >= unit), (1, "bytes"))
 
 
 def exact_text(size_bytes: int) -> str:
     """Return bytes in full and in a unit: ``2,147,483,648 B = 2.00 GiB``."""
     return f"{size_bytes:,} B = {size_text(size_bytes)}"
-
-
-def three_digits(value: float) -> str:
-    """Return a number with three significant digits and without an exponent: ``2.67``, ``26.7``, ``2,670``."""
-    if value == 0:
-        return "0"
-    decimals = max(0, 2 - _magnitude(value))
-    return f"{value:,.{decimals}f}"
 
 
 def milliseconds(seconds: float) -> str:
@@ -45,9 +29,5 @@ def axis_end(largest: float) -> float:
     """Return the next of 1, 1.5, 2, 3, 5, 7 × 10ⁿ above ``largest``: the axis then stays while a bar grows."""
     if largest <= 0:
         return 1.0
-    power = 10.0 ** _magnitude(largest)
+    power = 10.0 ** int(f"{largest:e}".partition("e")[2])
     return next(step * power for step in (1, 1.5, 2, 3, 5, 7, 10) if step * power >= largest)
-
-
-def _magnitude(value: float) -> int:
-    return int(f"{abs(value):e}".partition("e")[2])

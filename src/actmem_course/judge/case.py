@@ -206,7 +206,7 @@ class CaseRun:
 
         Args:
             name: what it is, as a message calls it.
-            found: the tensor.
+            found: the tensor that the function returned or left behind.
             advice: what to tell a learner if it is wrong: a repair, or a fault with repair and cause.
             kind: how close to ours it must be.
             more: further fields of ``kind``.
@@ -321,7 +321,7 @@ class CaseRun:
         Args:
             name: the operator, a function of the file.
             x: its input, with at least three dimensions.
-            advice: see ``observe``.
+            advice: what to tell a learner of a wrong result ("") or a wrong gradient ("x").
             upstream: the gradient that backward starts from; random if it is left out.
         """
         function = self[name]
@@ -351,7 +351,8 @@ class CaseRun:
             kind: how close to ours the gradients must be.
             others: further tensors that exist already and don't count.
 
-        Returns: under "forward" and "backward", what that pass made.
+        Returns: the tensors that each pass made and the most bytes of them alive at once, under "forward" and
+            "backward".
         """
         leaves = [x.detach().clone().requires_grad_() for x in tensors.values()]
         file = self.functions.get("__file__", "")
@@ -404,8 +405,8 @@ class CaseRun:
             itself: whether it is wrong to save a copy of x in place of x itself.
         """
         if not self.group_name:
-            found = saved_bytes(function, x, weights, others, self.watching(), self.functions.get("__file__", ""))
-            seen = found.without_copies(repair) if itself else found
+            saved = saved_bytes(function, x, weights, others, self.watching(), self.functions.get("__file__", ""))
+            seen = saved.without_copies(repair) if itself else saved
             self.see(SavedForBackward("bytes", seen, repair, what=what, element_size=x.element_size(), spare=spare))
 
 

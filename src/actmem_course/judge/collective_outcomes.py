@@ -90,9 +90,9 @@ def everything_made(parts: Parts) -> Iterator[Made]:
         yield Made(f"{joined.words}, the last rank first", lambda p, rank, of=joined: of.make(p[::-1], rank))  # type: ignore[misc]
         in_turn = f"the ranks' parts interleaved along dimension {dim}, one of each rank in turn"
         yield Made(in_turn, lambda p, rank, d=dim: torch.stack(list(p), d + 1).flatten(d, d + 1))  # type: ignore[misc]
-        for whole in (*_REDUCED, joined):
-            yield _share_of(whole, dim)
-            yield _every_t_th(whole, dim)
+        for result in (*_REDUCED, joined):
+            yield _share_of(result, dim)
+            yield _every_t_th(result, dim)
 
 
 def _every_t_th(whole: Made, dim: int) -> Made:
@@ -106,7 +106,7 @@ def made_of(found: Tensor, parts: Parts, rank: int) -> list[tuple[str, Made]]:
     """Find the ways in which a tensor can have been made out of the tensors of all ranks.
 
     Args:
-        found: the tensor.
+        found: the learner's tensor.
         parts: the tensors of all ranks.
         rank: the number of the rank that has ``found``.
 
@@ -130,7 +130,7 @@ def explain_parts(found: Tensor, parts: Parts, rank: int, right: Made, advice: F
     """Describe a wrong tensor by the ways in which it can have been made out of the tensors of all ranks.
 
     Args:
-        found: the tensor.
+        found: the learner's tensor.
         parts: the tensors of all ranks.
         rank: the number of the rank that has ``found``.
         right: how it should have been made.

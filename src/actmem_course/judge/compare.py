@@ -23,7 +23,7 @@ def close(found: Tensor, expected: Tensor, tolerance: float = ROUNDING) -> bool:
     """Return whether two tensors have the same shape, and values that are equal up to rounding.
 
     Args:
-        found: any tensor.
+        found: the learner's tensor, of any shape and dtype.
         expected: what it should be.
         tolerance: the largest difference of two values, as a share of the largest expected value, or of 1 if that is
             larger.

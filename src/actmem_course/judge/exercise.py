@@ -123,7 +123,14 @@ def replacing(old: str, *mistakes: tuple[str, str, str]) -> list[Mistake]:
 
 
 def ways(old: str, *new: str) -> list[Mapping[str, str]]:
-    """Make edits that each put another text in place of the same piece of our solution."""
+    """Make edits of our solution that are each one way to make the same mistake.
+
+    Args:
+        old: the piece of our solution's text that is replaced.
+        new: what each edit puts in its place.
+
+    Returns: for each way, the edit as ``Mistake`` takes it: the new piece by the old one.
+    """
     return [{old: text} for text in new]
 
 

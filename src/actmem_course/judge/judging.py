@@ -146,7 +146,7 @@ def verdict_of(exercise: Exercise, found: Sequence[Outcome | None]) -> Verdict:
     """Make one verdict out of what each rank found.
 
     Args:
-        exercise: the exercise.
+        exercise: the exercise that was judged.
         found: for each rank, its outcome; None if it stopped because another rank did.
     """
     outcomes = [outcome for outcome in found if outcome is not None]
@@ -161,7 +161,13 @@ def verdict_of(exercise: Exercise, found: Sequence[Outcome | None]) -> Verdict:
 
 
 def verdict_with(exercise: Exercise, status: str, finding: Fault, where: str = "") -> Verdict:
-    """Make the verdict that tells a learner of ``finding``.  where: file and line, or ""."""
+    """Make the verdict that tells a learner what is wrong.
+
+    Args:
+        status: PASSED, WRONG, ERROR or OPEN.
+        finding: what is wrong.
+        where: file and line, or "".
+    """
     return Verdict(exercise.number, exercise.function, status, finding.symptom, where, finding.cause, finding.repair)
 
 
@@ -191,7 +197,7 @@ def outcome_of(exercise: Exercise, functions: dict, rank: int, error: BaseExcept
     """Interpret how a rank's run of a case ended.
 
     Args:
-        exercise: the exercise.
+        exercise: the exercise that was judged.
         functions: the names of the learner's file.
         rank: the rank's number.
         error: the exception that ended the run; None if nothing did.
@@ -234,12 +240,12 @@ _NO_MEMBER = "not part of group"
 
 def _from_error(exercise: Exercise, functions: dict, rank: int, error: BaseException) -> Outcome:
     frames = list(traceback.extract_tb(error.__traceback__))
-    own = [frame for frame in frames if frame.filename == functions.get("__file__")]
-    where = f"{os.path.basename(own[-1].filename)}:{own[-1].lineno}" if own and own[-1].lineno else ""
-    line = (own[-1].line or "") if own else ""
+    stack = [frame for frame in frames if frame.filename == functions.get("__file__")]
+    where = f"{os.path.basename(stack[-1].filename)}:{stack[-1].lineno}" if stack and stack[-1].lineno else ""
+    line = (stack[-1].line or "") if stack else ""
     # The line must raise it: torch raises NotImplementedError too, from C++ code that has no frame here.
-    if isinstance(error, NotImplementedError) and own and own[-1] == frames[-1] and line.startswith("raise "):
-        other = own[-1].name
+    if isinstance(error, NotImplementedError) and stack and stack[-1] == frames[-1] and line.startswith("raise "):
+        other = stack[-1].name
         text = "" if other == exercise.function else f"it calls {other}, which is not written yet"
         return Outcome(rank, OPEN, Fault(text), where)
     message = " ".join(str(error).split("\n\n")[0].split())
@@ -254,16 +260,16 @@ def _from_error(exercise: Exercise, functions: dict, rank: int, error: BaseExcep
                 )
             return Outcome(rank, WRONG, Fault(symptom, repair, cause), where)
     of_arguments = re.search(r"\(\) (takes|missing|got an unexpected|got multiple)", message)
-    if isinstance(error, TypeError) and not own and of_arguments:
+    if isinstance(error, TypeError) and not stack and of_arguments:
         words = f"the lab passes other arguments than this function takes: {clipped(message)}"
         return Outcome(rank, ERROR, Fault(words), where)
     # Without a line of the learner's on the stack, the case or backward's C++ code failed on what was returned.
-    before = f"“{line}” raises " if own else "what it returns cannot be used: "
-    if len(own) > 1:
-        before = f"“{line}”, called in line {own[-2].lineno}, raises "
+    before = f"“{line}” raises " if stack else "what it returns cannot be used: "
+    if len(stack) > 1:
+        before = f"“{line}”, called in line {stack[-2].lineno}, raises "
     text = f"{type(error).__name__}: {clipped(message)}" if message else type(error).__name__
     by_name = "group stands where op belongs: pass group=group"
-    repair = by_name if own and "incompatible function arguments" in message else ""
+    repair = by_name if stack and "incompatible function arguments" in message else ""
     return Outcome(rank, ERROR, Fault(before + text, repair), where)
 
 

@@ -35,10 +35,10 @@ class LearnerProgress:
         mine = script.resolve().is_relative_to(MINE.resolve())
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "actmem"
         self.path = MINE / ".progress.json" if mine else cache / "progress.json"
-        found = read_object(self.path)
-        self.passed = set(found.get("passed", ()))
-        self.hints: dict[str, int] = found.get("hints", {})
-        self.wrong: dict[str, list] = found.get("wrong", {})
+        progress = read_object(self.path)
+        self.passed = set(progress.get("passed", ()))
+        self.hints: dict[str, int] = progress.get("hints", {})
+        self.wrong: dict[str, list] = progress.get("wrong", {})
 
     def note(self, verdicts: Iterable[Verdict]) -> None:
         """Remember which exercises have passed, and which no longer do.  Those that weren't judged stay as they are."""
@@ -56,7 +56,7 @@ class LearnerProgress:
         The first time it is nothing, when the same verdict comes again the cause, and then the repair too.
 
         Args:
-            verdict: the verdict.
+            verdict: of one exercise.
             unchanged: whether it is an earlier verdict of text that hasn't changed, which doesn't count as once more.
             everything: whether to tell cause and repair at once.
 

@@ -38,7 +38,7 @@ class Meeting:
         size: how many ranks must come.
         make: takes what the ranks brought, by rank; returns what each takes away.
         brought: what each rank brought, by its number in the group.
-        said: what each rank is about to do: the collective's kind, elements, dtype, further arguments, and the line.
+        calls: what each rank is about to do: the collective's kind, elements, dtype, further arguments, and the line.
         made: what each rank takes away; None until all have come.
         wrong: raised on every rank if what they are about to do doesn't match.
     """
@@ -46,7 +46,7 @@ class Meeting:
     size: int
     make: Callable[[list], list]
     brought: dict[int, Any] = field(default_factory=dict)
-    said: dict[int, tuple] = field(default_factory=dict)
+    calls: dict[int, tuple] = field(default_factory=dict)
     made: list | None = None
     wrong: OutOfStep | None = None
 
@@ -55,50 +55,50 @@ class Meeting:
         """Whether all ranks have come."""
         return self.made is not None or self.wrong is not None
 
-    def join(self, rank: int, said: tuple, brought: Any, numbers: Sequence[int]) -> None:
+    def join(self, rank: int, call: tuple, brought: Any, numbers: Sequence[int]) -> None:
         """Let a rank come to the meeting; the last one makes what all take away.
 
         Args:
             rank: its number in the group.
-            said: what it is about to do (see ``Meeting.said``).
+            call: what it is about to do: the collective's kind, elements, dtype, further arguments, and the line.
             brought: the tensors that it brings.
             numbers: for each rank of the group, its number among all ranks.
         """
-        self.brought[rank], self.said[rank] = brought, said
-        if len(self.said) < self.size:
+        self.brought[rank], self.calls[rank] = brought, call
+        if len(self.calls) < self.size:
             return
-        if len({call[:-1] for call in self.said.values()}) > 1:
-            self.wrong = OutOfStep(mismatch({numbers[k]: call for k, call in self.said.items()}))
+        if len({call[:-1] for call in self.calls.values()}) > 1:
+            self.wrong = OutOfStep(mismatch({numbers[k]: call for k, call in self.calls.items()}))
         else:
             with no_dispatch_modes(), torch.no_grad():
                 self.made = self.make([self.brought[k] for k in range(self.size)])
         self.brought.clear()
 
 
-def mismatch(said: dict[int, tuple]) -> str:
+def mismatch(calls: dict[int, tuple]) -> str:
     """Say in words how ranks that meet don't match: in the collective, its arguments or its tensors.
 
     Args:
-        said: what each rank is about to do (see ``Meeting.said``), by its number.
+        calls: what each rank is about to do, by its number, as ``Meeting.calls`` has it.
     """
-    if len({call[0] for call in said.values()}) > 1:
-        return deadlock(said)
-    kind, *_, line = said[min(said)]
-    if len({call[1:3] for call in said.values()}) == 1:
-        arguments = "; ".join(f"rank {r} with {', '.join(map(str, call[3]))}" for r, call in sorted(said.items()))
+    if len({call[0] for call in calls.values()}) > 1:
+        return deadlock(calls)
+    kind, *_, line = calls[min(calls)]
+    if len({call[1:3] for call in calls.values()}) == 1:
+        arguments = "; ".join(f"rank {r} with {', '.join(map(str, call[3]))}" for r, call in sorted(calls.items()))
         return f"the ranks meet in {kind} with different arguments: {arguments} ({line})"
-    sizes = "; ".join(f"rank {r} hands it {call[1]:,} elements of {call[2]}" for r, call in sorted(said.items()))
+    sizes = "; ".join(f"rank {r} hands it {call[1]:,} elements of {call[2]}" for r, call in sorted(calls.items()))
     return f"the ranks meet in {kind} with tensors that do not fit: {sizes} ({line})"
 
 
-def deadlock(said: dict[int, tuple]) -> str:
+def deadlock(calls: dict[int, tuple]) -> str:
     """Say in words what each rank waits in, where no rank can go on.
 
     Args:
-        said: for each rank, by its number, a tuple that begins with the collective's kind and ends with the line.
+        calls: for each rank, by its number, a tuple that begins with the collective's kind and ends with the line.
     """
     ranks_at: dict[tuple[str, str], list[int]] = {}
-    for rank, (kind, *_, line) in sorted(said.items()):
+    for rank, (kind, *_, line) in sorted(calls.items()):
         ranks_at.setdefault((kind, line), []).append(rank)
     return "deadlock: " + "; ".join(_doing(kind, line, ranks) for (kind, line), ranks in ranks_at.items())
 

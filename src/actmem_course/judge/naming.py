@@ -31,7 +31,7 @@ class ExerciseJudge:
     """Judges one exercise on virtual ranks.
 
     Args:
-        exercise: the exercise.
+        exercise: the one that is judged.
         ranks: the virtual ranks.
         progress: called after each stated mistake that is tried, so that somebody sees that the judge is at work.
     """

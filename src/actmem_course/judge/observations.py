@@ -61,7 +61,7 @@ class BesideOurs:
 
     Attributes:
         found: the learner's run.
-        right: ours.
+        right: the run of our solution.
         name: the observation's name.
         rank: the rank's number.
     """
@@ -176,7 +176,7 @@ class Cost(Observation):
 
     Attributes:
         words: the symptom; "" for the observation's name.
-        right: what is right nevertheless.
+        right: a clause on what is right although this number is too large.
     """
 
     is_cost, tells_apart = True, False
@@ -361,11 +361,11 @@ class TensorSeen(Observation):
     def _of_parts(self, both: BesideOurs) -> list[Fault]:
         """Describe a tensor that can be made out of the tensors of all ranks: of their inputs if the function is an
         operator, else of their right values."""
-        found, rights = both.own.value, both.rights()
+        answer, rights = both.own.value, both.rights()
         if both.t == 1 or self.tolerance != ROUNDING:
             return []
-        ratio = factor(found, self.value) if found.any() else None
-        if found.numel() < 2:  # any number is a multiple of another
+        ratio = factor(answer, self.value) if answer.any() else None
+        if answer.numel() < 2:  # any number is a multiple of another
             if ratio is None or not math.isclose(ratio, both.t) or not all(x.equal(self.value) for x in rights):
                 return []
             cause = "every rank has the whole of it, and it is added up over the ranks"
@@ -380,7 +380,7 @@ class TensorSeen(Observation):
         own = f"each rank's {self.gradient_of} is its own, so its gradient needs no collective"
         alone = own if self.gradient_of else "each rank has its own, so no collective comes after it"
         advice = Fault("", self.repair, self.cause or ("" if self.repair else alone))
-        return explain_parts(found, rights, both.rank, OWN_PART, advice)
+        return explain_parts(answer, rights, both.rank, OWN_PART, advice)
 
     def _of_operator(self, both: BesideOurs) -> list[Fault]:
         rights = [own[self.name] for own in both.right.seen]
@@ -470,7 +470,7 @@ def differences(found: RunOutcome, right: RunOutcome) -> dict[str, list[int]]:
 
     Args:
         found: the learner's run.
-        right: ours.
+        right: the run of our solution.
 
     Returns: the names of the wrong observations, each with the ranks on which it is wrong.  They are in the order in
         which they were seen, but costs come after the rest, and the collectives of backward come last.
@@ -496,7 +496,7 @@ def first_finding(found: RunOutcome, right: RunOutcome, wrong: Mapping[str, list
 
     Args:
         found: the learner's run.
-        right: ours.
+        right: the run of our solution.
         wrong: what ``differences`` returned.
     """
     name, ranks = next(iter(wrong.items()))

@@ -25,17 +25,17 @@ def lab_of_file(script: Path, doc: str) -> Lab:
     """Find out which lab a learner's file is, by the line "Lab 2: …" of its docstring or else by its name.
 
     Args:
-        script: the file.
+        script: the learner's file.
         doc: its docstring.
 
     Raises: ConfigError if neither names a lab.
     """
     number = re.search(r"^Lab (\d+):", doc, re.MULTILINE) or re.match(r"lab(\d+)", script.stem)
-    found = [lab for lab in ALL_LABS if number and lab.name.startswith(f"lab{number[1]}_")]
-    if not found:
+    labs = [lab for lab in ALL_LABS if number and lab.name.startswith(f"lab{number[1]}_")]
+    if not labs:
         how = f'Name it as it was, or begin its docstring with "Lab 1: …" (1 to {len(ALL_LABS)})'
         raise ConfigError("file", f"which lab is it?  {how}")
-    return found[0]
+    return labs[0]
 
 
 def load_lab(name: str) -> Lab:

@@ -81,7 +81,7 @@ class JudgeProcess:
         Args:
             file: the file's path.
             outdated: returns whether the file has been saved again.
-            command: what to judge (see ``worker.Worker.judge``).
+            command: what to judge, as keywords: lab, exercises, number of ranks; ``Worker.judge`` has all.
 
         Yields: the process's messages: "begin" with an exercise's number, "printed" with a line of output, "verdict",
             "moves" while it is at work, and "done" at the end.
@@ -148,8 +148,8 @@ class JudgeProcess:
             how = "it ended the process by itself, with exit code 0 and without a verdict"
         self._crashes.seek(0)
         trace = self._crashes.read().decode("utf-8", "replace")  # by Python's faulthandler
-        found = re.search(rf'File "{re.escape(file)}", line (\d+) in (\S+)', trace)
-        where = f", at {os.path.basename(file)}:{found[1]}, in {found[2]}" if found else ""
+        match = re.search(rf'File "{re.escape(file)}", line (\d+) in (\S+)', trace)
+        where = f", at {os.path.basename(file)}:{match[1]}, in {match[2]}" if match else ""
         return f"it died: {how}{where}"
 
 

@@ -63,7 +63,7 @@ def judge_on_this_rank(lab: Lab, exercises: tuple[Exercise, ...], args: Namespac
         lab: the file's lab.
         exercises: those to judge.
         args: the command line's options; ``device`` is read.
-        script: the file.
+        script: the learner's file.
         report: where rank 0 shows verdicts.
 
     Returns: the exit code: 0 if all have passed, 1 if not; always 0 on other ranks.
@@ -94,16 +94,16 @@ def verdicts_here(lab: Lab, exercises: tuple[Exercise, ...], names: dict, device
     A function that doesn't pass is replaced by ours for the exercises after it.
 
     Args:
-        lab: the lab.
+        lab: the lab of the exercises.
         exercises: those to judge.
         names: the names of the learner's file; it is changed.
         device: "cpu" or "cuda".
 
     Yields: the verdict of all ranks, the same on each.
     """
-    own, ours, outcomes = dict(names), vars(solution_module(lab.name)), connect("outcomes", _SECONDS)
+    learners, ours, outcomes = dict(names), vars(solution_module(lab.name)), connect("outcomes", _SECONDS)
     for exercise in exercises:
-        names[exercise.function] = own.get(exercise.function)
+        names[exercise.function] = learners.get(exercise.function)
         side = RealRank(connect(exercise.number))
         error: BaseException | None = None
         run = CaseRun(names, side, "", device)
@@ -117,8 +117,8 @@ def verdicts_here(lab: Lab, exercises: tuple[Exercise, ...], names: dict, device
             error = PeerStopped()  # the rank that raised has the reason; it doesn't run ours, so nobody can
         outcome = outcome_of(exercise, names, side.number, error)
         everyone = outcomes.gather(outcome and astuple(outcome))
-        found = [fields and Outcome(fields[0], fields[1], Fault(*fields[2]), *fields[3:]) for fields in everyone]
-        verdict = verdict_of(exercise, found)
+        by_rank = [fields and Outcome(fields[0], fields[1], Fault(*fields[2]), *fields[3:]) for fields in everyone]
+        verdict = verdict_of(exercise, by_rank)
         yield verdict
         if verdict.status != PASSED:
             names[exercise.function] = ours[exercise.function]

@@ -51,7 +51,7 @@ class Report:
         at the end, in one line with all others.
 
         Args:
-            verdict: the verdict.
+            verdict: of one exercise.
             why: what the learner is told of cause and repair.
         """
         self._status.stop()
@@ -89,5 +89,5 @@ class Report:
     def json(self) -> str:
         """Write the lab's name, the number of ranks and all verdicts as JSON."""
         verdicts = [asdict(verdict) for verdict in sorted(self.verdicts, key=lambda verdict: verdict.exercise)]
-        found = {"lab": self.lab.name, "ranks": self.ranks, "verdicts": verdicts}
-        return json.dumps(found, ensure_ascii=False, indent=1) + "\n"
+        result = {"lab": self.lab.name, "ranks": self.ranks, "verdicts": verdicts}
+        return json.dumps(result, ensure_ascii=False, indent=1) + "\n"

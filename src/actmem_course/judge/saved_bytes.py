@@ -272,14 +272,14 @@ def saved_bytes(
             raise Wrong("the result has no graph, so nothing before it gets a gradient")
         graph = y.grad_fn
         del y
-        found = recorder.alive()
+        alive = recorder.alive()
         by_gloo = dist.is_initialized() and dist.get_backend() == "gloo"
         deadline = time.monotonic() + 2  # gloo's own threads release a tensor a moment after its collective ends
-        while found.hidden_bytes and by_gloo and time.monotonic() < deadline:
+        while alive.hidden_bytes and by_gloo and time.monotonic() < deadline:
             time.sleep(0.02)
-            found = recorder.alive()
+            alive = recorder.alive()
         del graph
-    return found
+    return alive
 
 
 def too_much(found: SavedBytes, at_most: int, what: str, size: int) -> Fault | None:

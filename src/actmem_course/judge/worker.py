@@ -139,8 +139,8 @@ class Worker:
             self.tell(verdict=dataclasses.asdict(verdict), unchanged=unchanged)
 
     def _say_unloadable(self, exercises: Iterable[Exercise], path: Path, error: BaseException) -> None:
-        own = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-        line = error.lineno if isinstance(error, SyntaxError) else next(reversed(own), None)
+        numbers = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        line = error.lineno if isinstance(error, SyntaxError) else next(reversed(numbers), None)
         what = f"the file can't be loaded: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
         if isinstance(error, SystemExit):
             what = "the file can't be loaded: it leaves before its end (sys.exit)"

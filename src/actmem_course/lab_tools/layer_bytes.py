@@ -83,8 +83,8 @@ def layers_table(rows: Iterable[Mapping[str, Any]], title: str) -> Table:
     ranks: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         ranks.setdefault(row["configuration"], []).append(row)
-    for name, own in ranks.items():
-        row = max(own, key=lambda one: (not one["exact"], abs(one["difference_bytes"]), one["measured_bytes"]))
+    for name, rank_rows in ranks.items():
+        row = max(rank_rows, key=lambda one: (not one["exact"], abs(one["difference_bytes"]), one["measured_bytes"]))
         head, plus, last = name.rpartition("+")
         label = name if len(name) <= 25 else f"{head}\n  {plus}{last}"
         cells = (f"{row[f'{kind}_bytes']:,}" for kind in ("predicted", "extra", "measured", "difference"))
@@ -94,10 +94,10 @@ def layers_table(rows: Iterable[Mapping[str, Any]], title: str) -> Table:
 
 def reasons_table(extra: Iterable[Row]) -> Table:
     """Make a table of what the paper leaves out: each term once, with its reason."""
-    made = table("", "extra", words("why it is kept, and why the paper leaves it out"))
+    reasons = table("", "extra", words("why it is kept, and why the paper leaves it out"))
     for term, reason in {row.term: row.extra for row in extra if row.extra}.items():
-        made.add_row(term, reason)
-    return made
+        reasons.add_row(term, reason)
+    return reasons
 
 
 def ranks_in_words(here: Ranks) -> str:

@@ -102,5 +102,5 @@ def described(shape: ModelShape, here: Ranks, dtype: str) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its noun: ``1 rank``, ``2 ranks``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    """Return a number with its noun: ``1 rank``, ``2 ranks``, ``2 microbatches``."""
+    return f"{number} {noun}" + ("" if number == 1 else "es" if noun.endswith("ch") else "s")

@@ -78,9 +78,9 @@ def layer_shapes(args: argparse.Namespace) -> list[ModelShape]:
 
 def shortened(shape: ModelShape) -> str:
     """Return a sentence if a layer of ``layer_shapes`` has fewer tokens than the 22B model's, else ""."""
-    whole = PAPER_MODELS["22B"].shape
-    if shape.seq_length < whole.seq_length and shape.with_sizes(seq_length=whole.seq_length) == whole:
-        return f"The 22B model's layer with {shape.seq_length:,} of its {whole.seq_length:,} tokens: more do not fit."
+    paper = PAPER_MODELS["22B"].shape
+    if shape.seq_length < paper.seq_length and shape.with_sizes(seq_length=paper.seq_length) == paper:
+        return f"The 22B model's layer with {shape.seq_length:,} of its {paper.seq_length:,} tokens: more do not fit."
     return ""
 
 

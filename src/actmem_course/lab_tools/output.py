@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ from rich.console import Console
 from rich.status import Status
 
 from actmem_course.files import write_text
-from actmem_tools.command_line import screen
+from actmem_tools import command_line
 
 if TYPE_CHECKING:
     from actmem_course.ranks import Ranks
@@ -23,7 +22,7 @@ WRONG = "bold red"
 
 def screen_of(rank: int) -> Console:
     """Return standard output as rich's console; it is silent on every rank but 0."""
-    return screen(quiet=rank > 0, highlight=False)
+    return command_line.screen(quiet=rank > 0, highlight=False)
 
 
 def status(rank: int, text: str) -> Status:
@@ -47,5 +46,5 @@ def write_rows(path: Path | None, rank: int, rows: object) -> None:
 
 def show_progress(rank: int, text: str = "") -> None:
     """Overwrite the last line on rank 0's screen; do nothing if stderr is a file."""
-    if rank == 0 and sys.stderr.isatty():
-        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+    if rank == 0:
+        command_line.show_progress(text)

@@ -126,7 +126,10 @@ def meta_model(shape: ModelShape, recompute: str = "none") -> GPT:
 
 
 def count_flops(shape: ModelShape, recompute: str = "none") -> dict[str, int]:
-    """Count the FLOPs of one microbatch through all layers, forward and backward, by torch operator."""
+    """Count the FLOPs of one microbatch through all layers, forward and backward.
+
+    Returns: the FLOPs of each torch operator that multiplies, by its name, such as "aten.addmm".
+    """
     model = meta_model(shape, recompute)
     tokens = torch.zeros(shape.micro_batch_size, shape.seq_length, dtype=torch.long, device="meta")
     with FlopCounterMode(display=False) as counter:
@@ -136,7 +139,14 @@ def count_flops(shape: ModelShape, recompute: str = "none") -> dict[str, int]:
 
 @cache
 def count_iteration(model_name: str, recompute: str) -> dict[str, int]:
-    """Count the FLOPs of a whole iteration of a paper model, by torch operator: of all its equal microbatches."""
+    """Count the FLOPs of a whole iteration of one of the paper's models: of all its equal microbatches.
+
+    Args:
+        model_name: a key of PAPER_MODELS, such as "175B".
+        recompute: a mode's name.
+
+    Returns: the FLOPs by torch operator, as from ``count_flops``.
+    """
     model = PAPER_MODELS[model_name]
     counts = count_flops(model.shape, recompute)
     return {operator: num_microbatches(model) * count for operator, count in counts.items()}
@@ -153,5 +163,5 @@ def count_parameters(model_name: str) -> tuple[int, int]:
     with emulated_rank(model.parallel.tensor_parallel_size):
         tp = tensor_parallel(sequence_parallel=True)
         models += [GPT(model.shape, tp, layers=layers, dtype=torch.bfloat16) for layers in chunks]
-        whole, *share = (sum(parameter.numel() for parameter in gpt.parameters()) for gpt in models)
-    return whole, sum(share)
+        of_model, *share = (sum(parameter.numel() for parameter in gpt.parameters()) for gpt in models)
+    return of_model, sum(share)

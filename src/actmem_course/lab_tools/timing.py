@@ -44,7 +44,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Work:
-    """One candidate: a step is ``backward(forward())``; ``finish()`` cleans up, untimed."""
+    """What is timed: a step runs ``backward(forward())``, and ``finish()`` cleans up after it, untimed."""
 
     forward: Callable[[], Any]
     backward: Callable[[Any], None]
@@ -74,7 +74,7 @@ class Stopwatch:
         return event
 
     def seconds(self, start: Any, end: Any) -> float:
-        """Return the seconds between two moments."""
+        """Return the seconds between two moments that ``mark`` returned, on CUDA after ``wait``."""
         return start.elapsed_time(end) / 1000 if self._cuda else end - start
 
     def wait(self) -> None:
@@ -162,7 +162,7 @@ class Timings:
         """Return one candidate's median seconds: ``forward_seconds``, ``backward_seconds`` and ``combined_seconds``."""
         fields = {"forward": "forward_seconds", "backward": "backward_seconds", "combined": "seconds"}
         return {
-            f"{part}_seconds": median(getattr(one, field) for one in self.samples[name])
+            f"{part}_seconds": median(getattr(sample, field) for sample in self.samples[name])
             for part, field in fields.items()
         }
 
@@ -219,11 +219,11 @@ def time_in_turns(work: Mapping[Any, Work], ranks: Ranks, *, rounds: int, part: 
     def say(number: int) -> None:
         show_progress(ranks.rank, f"timing: round {number} of {rounds + WARM_UP}")
 
-    own = take_turns(work, rounds=rounds, device=ranks.device, meet=meet, on_round=say)
+    rank_samples = take_turns(work, rounds=rounds, device=ranks.device, meet=meet, on_round=say)
     show_progress(ranks.rank)
     torch.set_flush_denormal(False)
     slowest = {}
-    for name, samples in own.items():
+    for name, samples in rank_samples.items():
         by_rank = ranks.gather([astuple(sample) for sample in samples])
         # Of each step the rank that took longest: the others waited for it.
         slowest[name] = [max((Sample(*one) for one in step), key=lambda one: one.seconds) for step in zip(*by_rank)]

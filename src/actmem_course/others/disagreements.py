@@ -100,5 +100,6 @@ def _percents(shares: dict[str, Fraction]) -> list[Value]:
 
 def baseline_share(row: str, model: PaperModel) -> Fraction:
     """Return the bytes of a row of table 2 relative to tensor parallelism alone, for one layer of a model."""
-    rows, place = {one.name: one for one in TABLE2}, (model.shape, model.parallel.tensor_parallel_size)
+    rows = {configuration.name: configuration for configuration in TABLE2}
+    place = model.shape, model.parallel.tensor_parallel_size
     return Fraction(closed_form(rows[row], *place), closed_form(rows["tensor"], *place))

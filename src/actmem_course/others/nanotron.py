@@ -66,7 +66,14 @@ def layer_bytes(b: int, t: int) -> dict[str, int]:
 
 
 def static_bytes(layout: Parallel, layers: int, vocab_size: int) -> dict[str, int]:
-    """Return what stays between two steps, in bytes by part."""
+    """Return the bytes that rank 0 holds between two steps.
+
+    Args:
+        layout: the run's parallelism.
+        layers: how many layers rank 0 has.
+
+    Returns: the bytes of "weights", "gradients", "optimizer states" and "buffers".
+    """
     dp, t = layout.data_parallel_size, layout.tensor_parallel_size
     matrices = NANOTRON_MODEL.attention_weights + NANOTRON_MODEL.mlp_weights
     norms = 2 * layers + (layout.pipeline_parallel_size == 1)  # the last of them on the last stage
@@ -82,7 +89,12 @@ def static_bytes(layout: Parallel, layers: int, vocab_size: int) -> dict[str, in
 
 
 def loss_bytes(b: int, t: int, vocab_size: int) -> dict[str, int]:
-    """Return what the last stage's norm, head and loss keep, in bytes by tensor."""
+    """Return the bytes that the last stage's norm, output layer and loss keep of one microbatch, by tensor.
+
+    Args:
+        b: sequences of the microbatch.
+        t: tensor-parallel ranks.
+    """
     tokens = _S * b
     sbh, logits = 2 * tokens * _H, 4 * tokens * vocab_size // t
     return {
@@ -110,7 +122,8 @@ def backward_bytes(b: int, t: int) -> int:
 def nanotron_moments(layout: Parallel, num_microbatches: int) -> dict[str, dict[str, int]]:
     """Return what rank 0 holds at each moment that can be its fullest.
 
-    Returns: for "backward of the last MLP", and for "loss" if p = 1, the bytes by part.
+    Returns: for "backward of the last MLP", and for "loss" if p = 1, the bytes of the parts of ``static_bytes``, of
+        "activations", and of "transient" or "logits".
     """
     b, t, p = layout.micro_batch_size, layout.tensor_parallel_size, layout.pipeline_parallel_size
     layers, flight = first_stage_layers(p), in_flight(layout, 0, num_microbatches)

@@ -124,12 +124,12 @@ def bubble_of(spans: list[Span]) -> Fraction:
 
     Idle time divided by the whole time is x / (1 + x).
     """
-    whole = _end(spans)
+    end = _end(spans)
     working: dict[int, int] = {}
     for span in spans:
         working[span.rank] = working.get(span.rank, 0) + span.end - span.start
     least = min(working.values())
-    return Fraction(whole - least, least)
+    return Fraction(end - least, least)
 
 
 def memory_curve(
@@ -142,8 +142,8 @@ def memory_curve(
     Args:
         weight: what a forward adds and its backward removes, as for ``schedule.held``.
     """
-    own = [span for span in spans if span.rank == rank]
+    rank_spans = [span for span in spans if span.rank == rank]
     steps: dict[int, int] = {0: 0}
-    for span, holds in zip(own, held([span.action for span in own], weight)):
+    for span, holds in zip(rank_spans, held([span.action for span in rank_spans], weight)):
         steps[span.start if span.action.kind == "F" else span.end] = holds
     return sorted(steps.items())

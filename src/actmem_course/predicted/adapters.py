@@ -68,8 +68,8 @@ def adapter_rows(
         mask_bytes: of an element of dropout's mask: 1 on a GPU; on a CPU the mask has x's dtype.
     """
     size = 4 if adapters == IN_FLOAT32 else 2
-    own = adapters != IN_16_BITS or dropout
-    rows = [Row(COPIES if own else INPUTS, size * tokens * sizes[0]), Row(LOW, size * tokens * rank)]
+    copies_input = adapters != IN_16_BITS or dropout
+    rows = [Row(COPIES if copies_input else INPUTS, size * tokens * sizes[0]), Row(LOW, size * tokens * rank)]
     if dropout:
         rows.append(Row(COPIES, mask_bytes * tokens * sizes[0]))
     if adapters == UNDER_AUTOCAST:
@@ -85,12 +85,16 @@ def lora_rows(
     dropout: bool = False,
     mask_bytes: int = 1,
 ) -> list[Row]:
-    """List what one layer of frozen weights saves in 16 bits, with adapters at ``places``, by the figure's parts.
+    """List what one layer of frozen weights saves in 16 bits, with low-rank adapters at some of its linears.
 
     A gradient flows through the layer, because an adapter in an earlier layer trains. Without adapters the layer saves
     what elementwise recomputation leaves, since only the weights' gradients read a linear's input.
 
-    The other arguments are those of ``adapter_rows``.
+    Args:
+        places: the linears that have an adapter, names from ALL_LINEARS.
+        rank, adapters, dropout, mask_bytes: of each adapter, as in ``adapter_rows``.
+
+    Returns: rows called REST, INPUTS, LOW and COPIES.
     """
     tokens, sizes = shape.seq_length * shape.micro_batch_size, linear_sizes(shape)
     rows = [Row(REST, total(llama_rows(shape, recompute="elementwise")))]

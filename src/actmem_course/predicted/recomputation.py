@@ -39,19 +39,19 @@ def training_moments(shape: ModelShape, recompute: str = "none") -> tuple[Moment
     It begins and ends with nothing in memory. Backward takes a layer's tensors in reverse. Where it needs one that
     forward dropped, all that the layer has dropped is recomputed first.
     """
-    whole, kept = layer_rows(shape), {row.term for row in layer_rows(shape, recompute=recompute)}
+    all_rows, kept = layer_rows(shape), {row.term for row in layer_rows(shape, recompute=recompute)}
     held: list[list[Row]] = [[] for _ in range(shape.num_layers)]
     moments = [Moment("before the forward pass", 0, _frozen(held))]
     for layer, rows in enumerate(held):
-        for row in whole:
+        for row in all_rows:
             if row.term in kept:
                 rows.append(row)
                 moments.append(Moment(f"forward, layer {layer}: {row.term} is saved", layer, _frozen(held)))
     for layer in reversed(range(shape.num_layers)):
         in_memory = {row.term for row in held[layer]}
-        for row in reversed(whole):
+        for row in reversed(all_rows):
             if row.term not in in_memory:
-                held[layer] = list(whole[: whole.index(row) + 1])
+                held[layer] = list(all_rows[: all_rows.index(row) + 1])
                 in_memory = {each.term for each in held[layer]}
                 says = f"backward, layer {layer}: what wasn't saved is recomputed"
                 moments.append(Moment(says, layer, _frozen(held), again=True))
@@ -66,5 +66,5 @@ def _frozen(held: Sequence[Sequence[Row]]) -> tuple[tuple[Row, ...], ...]:
 
 def fullest_bytes(shape: ModelShape, recompute: Recompute | str, parallel: Parallel = Parallel()) -> int:
     """Return the peak bytes of a rank's layers: what they keep when backward begins, with one layer recomputed."""
-    whole, kept = total(layer_rows(shape, parallel)), total(layer_rows(shape, parallel, recompute))
-    return shape.num_layers * kept + (whole - kept)
+    all_bytes, kept = total(layer_rows(shape, parallel)), total(layer_rows(shape, parallel, recompute))
+    return shape.num_layers * kept + (all_bytes - kept)

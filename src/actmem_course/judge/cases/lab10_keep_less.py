@@ -57,10 +57,10 @@ def lora_linear(r: CaseRun) -> None:
         return r["lora_linear"](y, half_weight, a, b, alpha)
 
     with FlopCounterMode(display=False) as flops:  # in 16 bits, where a wide copy of weight is another tensor
-        made = r.makes(of_half, given, kind=HalfTensor, others=[half_weight])
-    for when, one in made.items():
-        words, name = f"{when} makes {one.what}: {{found:,}} elements, where x has {{enough:,}}", f"largest of {when}"
-        r.see_cost(words, max(x.numel(), one.elements), _AS_IT_IS, _NOTHING, name)
+        passes = r.makes(of_half, given, kind=HalfTensor, others=[half_weight])
+    for when, noted in passes.items():
+        words = f"{when} makes {noted.what}: {{found:,}} elements, where x has {{enough:,}}"
+        r.see_cost(words, max(x.numel(), noted.elements), _AS_IT_IS, _NOTHING, f"largest of {when}")
     # The adapter's matmuls are less than half a matmul with the weight in all.
     matmuls = flops.get_total_flops() // (2 * x.numel() * _O)
     enough = "one for the result, one for x's gradient; weight itself gets none"
@@ -86,7 +86,7 @@ def tiled_mlp(r: CaseRun) -> None:
     r.observe(lambda *given: r["tiled_mlp"](*given, 2 * s), given, prefix="with one tile for all, ")
     r.saves(own, *(tensor.bfloat16() for tensor in given.values()), what="x", itself=True)
     with FlopCounterMode(display=False) as flops:
-        made = r.makes(own, given)
+        passes = r.makes(own, given)
     enough = 8 * (4 * tile * b * f + 3 * sum(tensor.numel() for tensor in given.values()))
     # Rows of the largest tensor inside the MLP -> what is tiled.
     tiled = {
@@ -94,10 +94,10 @@ def tiled_mlp(r: CaseRun) -> None:
         s * tile: ("the sequences are tiled, not their positions", "split dimension 0"),
         -(-s // tile) * b: ("there are ``tile`` tiles", "each has ``tile`` positions, so split, not chunk"),
     }
-    for when, one in made.items():
+    for when, noted in passes.items():
         few = "four tensors [tile, b, f] and three of each input are enough"
-        cause, repair = tiled.get(one.elements // f, (few, ""))
-        r.see_peak(when, one, enough, repair, cause)
+        cause, repair = tiled.get(noted.elements // f, (few, ""))
+        r.see_peak(when, noted, enough, repair, cause)
     matmuls = -(-flops.get_total_flops() // (2 * s * b * h * f))
     words = "forward and backward run {found} matmuls of s·b·h·f where {enough} are enough"
     r.see_cost(words, max(8, matmuls), "two in forward, two again and four gradients in backward")

@@ -38,7 +38,10 @@ _SHAPES = (ModelShape(11, 3, 35, 5), ModelShape(7, 2, 39, 13), ModelShape(17, 5,
 def measured(
     shape: ModelShape, tensor_parallel_size: int = 1, sequence_parallel: bool = False, recompute: str = "none"
 ) -> dict[str, int]:
-    """Bytes of the paper's terms that our layer saves on one rank, counted in an emulated run."""
+    """Count what our layer saves on one rank, in an emulated run.
+
+    Returns: bytes of each of the paper's terms (LAYER_TERMS), by its name.
+    """
     with emulated_rank(tensor_parallel_size):
         tp = tensor_parallel(sequence_parallel=sequence_parallel)
         rows = by_term(measure_layer(shape, tp, recompute))
@@ -47,13 +50,13 @@ def measured(
 
 def layer_bytes(r: CaseRun) -> None:
     sizes = [dict(zip("abhs", shape.letters())) for shape in _SHAPES]
-    found = [checked_terms(r["layer_bytes"](z["s"], z["b"], z["h"], z["a"]), LAYER_TERMS) for z in sizes]
+    answers = [checked_terms(r["layer_bytes"](z["s"], z["b"], z["h"], z["a"]), LAYER_TERMS) for z in sizes]
 
     def fault(term: str, pairs: Pairs) -> Fault:
         letters = "abs" if "softmax" in term else "bhs"
         return Fault(explain_ratio(pairs, sizes, letters), cause=_reason(term, *pairs[0]))
 
-    check_terms(found, [measured(shape) for shape in _SHAPES], fault)
+    check_terms(answers, [measured(shape) for shape in _SHAPES], fault)
 
 
 #: Why, where a term whose name ends so is so many times what it should be.
@@ -68,8 +71,8 @@ _REASONS = {
 
 
 def _reason(term: str, found: int, true: int) -> str:
-    said = (words for (name, times), words in _REASONS.items() if term.endswith(name) and abs(found - true * times) < 1)
-    return next(said, "")
+    why = (words for (name, times), words in _REASONS.items() if term.endswith(name) and abs(found - true * times) < 1)
+    return next(why, "")
 
 
 def rank_bytes(r: CaseRun) -> None:
@@ -91,16 +94,16 @@ def rank_bytes(r: CaseRun) -> None:
 
 
 def gated_mlp_bytes(r: CaseRun) -> None:
-    found = [check_whole_number("the result", r["gated_mlp_bytes"](*sizes)) for sizes in GATED]
-    words = explain_sum(found, [dict(zip("sbhf", sizes)) for sizes in GATED], "sbh", "sbf", "hf")
-    for (s, b, h, f), number in zip(GATED, found):
+    answers = [check_whole_number("the result", r["gated_mlp_bytes"](*sizes)) for sizes in GATED]
+    words = explain_sum(answers, [dict(zip("sbhf", sizes)) for sizes in GATED], "sbh", "sbf", "hf")
+    for (s, b, h, f), number in zip(GATED, answers):
         r.see_number(f"{s=} {b=} {h=} {f=}", number, words)
 
 
 def crossover_seq_length(r: CaseRun) -> None:
-    found = [check_whole_number("the result", r["crossover_seq_length"](h, a)) for h, a in CROSSOVERS]
-    for (h, a), number in zip(CROSSOVERS, found):
-        r.see_number(f"{h=} {a=}", number, _compared(found))
+    answers = [check_whole_number("the result", r["crossover_seq_length"](h, a)) for h, a in CROSSOVERS]
+    for (h, a), number in zip(CROSSOVERS, answers):
+        r.see_number(f"{h=} {a=}", number, _compared(answers))
 
 
 def _compared(found: list[int]) -> str:

@@ -42,12 +42,12 @@ def f_bar(r: CaseRun) -> None:
 
 
 def column_parallel_linear(r: CaseRun) -> None:
-    own = mend(
+    advice_on_result = mend(
         "return this rank's own output features, [s, b, out/t]: the row-parallel linear takes them as they are",
         "Every rank has other features, so there is nothing to add up or to join",
     )
     given = {"x": r.same(4, 3, 6), "weight": r.each(8, 6), "bias": r.each(8)}
-    r.observe(r["column_parallel_linear"], given, r.group, advice={"": own, "x": _F_BACKWARD})
+    r.observe(r["column_parallel_linear"], given, r.group, advice={"": advice_on_result, "x": _F_BACKWARD})
     r.saves(lambda x, w, c: r["column_parallel_linear"](x, w, c, r.group), *given.values(), what="x")
 
 

@@ -105,9 +105,9 @@ def layer(r: CaseRun) -> None:
                 ) from None
             raise
 
-    own = _drawn(4 * heads, heads, 30, r.device).part(r.rank, r.t).named()
+    weights = _drawn(4 * heads, heads, 30, r.device).part(r.rank, r.t).named()
     advice = {"": "end each block with g_bar, which keeps this rank's tokens"}
-    r.observe(function, {"x": r.shard(s, 2, 4 * heads), **own}, summed=PARTIAL, advice=advice)
+    r.observe(function, {"x": r.shard(s, 2, 4 * heads), **weights}, summed=PARTIAL, advice=advice)
     often = ("never called", "called once")[len(calls)] if len(calls) < 2 else f"called {len(calls)} times"
     use = "use it for QKV and for h → 4h, so that the lab can replace it"
     r.see_cost(f"linear is {often}", abs(len(calls) - 2), use, name="calls of linear")
@@ -162,24 +162,24 @@ def dropout_generators(r: CaseRun) -> None:
             torch.manual_seed(99)
             before = torch.get_rng_state()
             with r.watching():
-                made = r["dropout_generators"](seed, parallel, r.device, r.group)
+                pair = r["dropout_generators"](seed, parallel, r.device, r.group)
             if not torch.equal(before, torch.get_rng_state()):
                 how = "torch.manual_seed changes it, and so does a draw without generator="
                 raise Wrong("torch's default generator is changed", "create two generators", how)
-            if not isinstance(made, (tuple, list)) or [isinstance(x, torch.Generator) for x in made] != [True, True]:
+            if not isinstance(pair, (tuple, list)) or [isinstance(x, torch.Generator) for x in pair] != [True, True]:
                 raise Wrong("expected two torch.Generators: for Dropouts.core and for Dropouts.block")
             # One generator for both is fine where both are this rank's own: the draws then follow each other.
-            if made[0] is made[1] and not parallel and r.t > 1:
+            if pair[0] is pair[1] and not parallel and r.t > 1:
                 raise Wrong(
                     "without sequence_parallel, one generator serves core and block",
                     "create two",
                     "core's draws differ by rank, block's must not",
                 )
-            for name, generator in zip(("core", "block"), made):
+            for name, generator in zip(("core", "block"), pair):
                 draws[f"{name}{words}"] = torch.rand(64, generator=generator, device=r.device).tolist()
         refuse(_faults_of_draws(f"with{'' if parallel else 'out'} sequence_parallel", r.gather(draws), parallel))
         first: dict[int, dict] = {}  # by the number in the group
-        if any(first.setdefault(number, own) != own for number, own in r.side.gather((r.rank, draws))):
+        if any(first.setdefault(number, drawn) != drawn for number, drawn in r.side.gather((r.rank, draws))):
             raise Wrong("ranks that have the same number in two groups draw different numbers")
 
 
@@ -193,14 +193,14 @@ def _faults_of_draws(when: str, everyone: list[dict[str, list[float]]], parallel
     """
     of_seed = "make each generator's seed from seed, on rank 0 too, where a product with the rank is 0"
     for name in ("core", "block"):
-        again = any(own[name] != own[f"{name} the second time"] for own in everyone)
+        again = any(draws[name] != draws[f"{name} the second time"] for draws in everyone)
         seeded = "seed each with manual_seed, from seed and the rank"
         yield again, "the same seed gives other numbers the second time", seeded
-        same = any(own[name] == own[f"{name} with another seed"] for own in everyone)
+        same = any(draws[name] == draws[f"{name} with another seed"] for draws in everyone)
         yield same, "another seed gives the same numbers", of_seed
     for seed in ("", " with seed 0"):
         here = f"{when}{' and' if seed else ''}{seed}"
-        core, block = ([own[f"{name}{seed}"] for own in everyone] for name in ("core", "block"))
+        core, block = ([draws[f"{name}{seed}"] for draws in everyone] for name in ("core", "block"))
         swapped = not parallel and len(core) > 1 and core.count(core[0]) == len(core) and not _repeats(block)
         yield swapped, f"{here}, core draws as block should, and block as core", "return core first, then block"
         heads = "each holds different heads, so every rank must drop differently there"
@@ -208,12 +208,12 @@ def _faults_of_draws(when: str, everyone: list[dict[str, list[float]]], parallel
         tokens = "each holds different tokens, and would repeat one pattern of drops"
         yield parallel and _repeats(block), f"{here}, ranks draw the same for block", "", tokens
         replicas = "each holds the whole [s, b, h], and the replicas would drift apart"
-        apart = not parallel and any(own != block[0] for own in block)
+        apart = not parallel and any(draws != block[0] for draws in block)
         yield apart, f"{here}, ranks draw different numbers for block", "", replicas
         both = f"{here}, core and block draw the same numbers on some ranks"
-        shared = any(own in block for own in core)
+        shared = any(draws in block for draws in core)
         yield shared, both, "give them seeds that are never equal", "they would drop in the same pattern"
 
 
 def _repeats(draws: list) -> bool:
-    return any(own in draws[:k] for k, own in enumerate(draws))
+    return any(draw in draws[:k] for k, draw in enumerate(draws))

@@ -126,8 +126,8 @@ def selective_layer(r: CaseRun) -> None:
 
 def full_layer(r: CaseRun) -> None:
     again = mend("checkpoint layer itself, once", "something runs a third time")
-    whole = "run the whole layer under checkpoint"
-    _see_layer(r, "full_layer", again, what="the layer's input", repair=whole, itself=True)
+    repair = "run the whole layer under checkpoint"
+    _see_layer(r, "full_layer", again, what="the layer's input", repair=repair, itself=True)
 
 
 def _see_layer(r: CaseRun, name: str, again: Fault, **saves: Any) -> None:

@@ -12,6 +12,7 @@ from actmem_course.judge.case import CaseRun
 from actmem_course.judge.compare import another_kind, check_whole_number, dtype_name
 from actmem_course.judge.observations import Clue
 from actmem_course.judge.verdict import Wrong, refuse
+from actmem_course.lab_tools.machine import counted
 from actmem_course.others.timeline import timeline, validate
 
 #: Cases of 5.4: budget in bytes, microbatches in flight, bytes of one that saves everything and of one that recomputes.
@@ -61,6 +62,11 @@ def _see_costs(r: CaseRun, case: str, ranks: Schedule, n: int, chunks: int) -> N
 def on_paper(r: CaseRun, p: int, n: int, chunks: int = 1) -> Schedule:
     """Ask the learner's function for every rank's order, and return it as actions.
 
+    Args:
+        p: pipeline ranks.
+        n: microbatches.
+        chunks: model chunks of a rank; 1 asks for 1F1B, more for the interleaved order.
+
     Raises: Wrong if an entry has another form.
     """
     orders = [
@@ -76,11 +82,6 @@ def on_paper(r: CaseRun, p: int, n: int, chunks: int = 1) -> Schedule:
             for number in entry[1:]:
                 check_whole_number(f"rank {rank}: in {form}, each letter after the first", number)
     return [[Action(e[0], rank, e[1] if size == 3 else 0, e[-1]) for e in order] for rank, order in enumerate(orders)]
-
-
-def counted(number: int, noun: str) -> str:
-    """Write a number and a noun: "1 rank", "2 ranks", "2 microbatches"."""
-    return f"{number} {noun}" + ("" if number == 1 else "es" if noun.endswith("ch") else "s")
 
 
 def one_forward_one_backward(r: CaseRun) -> None:

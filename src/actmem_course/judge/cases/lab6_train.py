@@ -42,21 +42,21 @@ def make_model(r: CaseRun) -> None:
 
         for what, value, repair in _of_this_mode(r, model, mode):
             equal(what, value, repair)
-        own = {name: (x.detach().cpu(), getattr(x, "partition_dim", None)) for name, x in model.named_parameters()}
-        everyone = r.gather({name: part for name, (part, _) in own.items()})
-        for name, (part, dim) in own.items():
+        shards = {name: (x.detach().cpu(), getattr(x, "partition_dim", None)) for name, x in model.named_parameters()}
+        everyone = r.gather({name: part for name, (part, _) in shards.items()})
+        for name, (part, dim) in shards.items():
             parts = [weights[name] for weights in everyone]
             if not mode.tensor_parallel or dim is None:
-                whole, fault = part, any(not torch.equal(part, other) for other in parts)
+                unsharded, fault = part, any(not torch.equal(part, other) for other in parts)
                 on_all = "pass seed=SEED to GPT, the same on all ranks"
                 equal(f"whether {name} differs between the ranks", fault, on_all)
             else:
-                whole = torch.cat(parts, dim)
+                unsharded = torch.cat(parts, dim)
                 fault = len(parts) > 1 and torch.equal(*parts[:2]) and bool((part != part.flatten()[0]).any())
                 own_part = "each rank draws its own: GPT(…, tp, seed=SEED)"
                 equal(f"whether the ranks' parts of {name} are equal", fault, own_part)
             what = f"whether {name} is another than in mode {TABLE2[0].name!r}"
-            unlike = not torch.equal(whole, first.setdefault(name, whole))
+            unlike = not torch.equal(unsharded, first.setdefault(name, unsharded))
             equal(what, unlike, "pass seed=SEED to GPT in every mode")
         tokens = torch.zeros(shape.micro_batch_size, shape.seq_length, dtype=torch.int64, device=r.device)
         if not r.group_name:  # what it saves doesn't depend on the group, and counting takes half the time
@@ -111,14 +111,14 @@ def gradient_norm(r: CaseRun) -> None:
 def _norm(r: CaseRun, model: GPT) -> float:
     before = [grad_of(parameter).clone() for parameter in model.parameters()]
     with r.watching():
-        found = r["gradient_norm"](model)
+        norm = r["gradient_norm"](model)
     if any(p.grad is None or not torch.equal(p.grad, old) for p, old in zip(model.parameters(), before)):
         raise Wrong("a .grad is changed", "only compute the norm; scaling comes later")
-    if isinstance(found, Tensor) and found.numel() == 1:
-        found = found.item()
-    if not isinstance(found, float):
-        raise another_kind("a float", found)
-    return found
+    if isinstance(norm, Tensor) and norm.numel() == 1:
+        norm = norm.item()
+    if not isinstance(norm, float):
+        raise another_kind("a float", norm)
+    return norm
 
 
 def training_step(r: CaseRun) -> None:
@@ -160,8 +160,8 @@ def _steps(r: CaseRun, name: str, max_norm: float, sizes: Sequence[int] = (3,)) 
             raise Wrong(f"optimizer.step() runs {often}", once)
         limited = ", with a norm above max_norm" if max_norm == _LIMIT else ""
         case = f"mode {name!r}, step {number}, microbatches: {size}{limited}: "
-        for (own, parameter), old in zip(parameters, before):
-            r.see_tensor(f"{case}the step of {own}", (old - parameter.detach()) / unit, kind=SingleTensor)
+        for (parameter_name, parameter), old in zip(parameters, before):
+            r.see_tensor(f"{case}the step of {parameter_name}", (old - parameter.detach()) / unit, kind=SingleTensor)
         if not isinstance(returned, float):
             got = clipped(f"got {returned!r}")
             missing = "is a return missing?" if returned is None else ""

@@ -127,27 +127,27 @@ _HEADS_OF: Advice = {
 
 
 def split_grouped_heads(r: CaseRun) -> None:
-    for words, a, k, whole in _weights(r):
+    for words, a, k, unsharded in _weights(r):
         with r.watching():
-            answer = r["split_grouped_heads"](*whole.values(), a, k, r.group)
+            answer = r["split_grouped_heads"](*unsharded.values(), a, k, r.group)
         for name, part in zip(_NAMES, check_tensors(answer, f"this rank's {', '.join(_NAMES)}", 4)):
             r.see_tensor(f"{words}this rank's {name}", part, _HEADS_OF[name])
 
 
 def sum_shared_gradients(r: CaseRun) -> None:
-    for words, _, k, whole in _weights(r):
+    for words, _, k, unsharded in _weights(r):
         parts, share = min(r.t, k), max(1, r.t // k)
-        own = {name: whole[name].chunk(parts)[r.rank * parts // r.t] for name in ("k_weight", "v_weight")}
-        weights = {name: part.clone().requires_grad_() for name, part in own.items()}
-        found = {name: r.each(*part.shape) for name, part in own.items()}
+        shards = {name: unsharded[name].chunk(parts)[r.rank * parts // r.t] for name in ("k_weight", "v_weight")}
+        weights = {name: part.clone().requires_grad_() for name, part in shards.items()}
+        gradients = {name: r.each(*part.shape) for name, part in shards.items()}
         for name, weight in weights.items():
-            weight.grad = found[name].clone()
+            weight.grad = gradients[name].clone()
         with r.watching() as seen:
             r["sum_shared_gradients"](*weights.values(), k, r.group)
         r.see(Clue(f"{words}whether it runs a collective", bool(seen.collectives)))
         add = f"add up what the {share} ranks that share a key head computed, each from its own query heads"
         for name, weight in weights.items():
-            if not torch.equal(weight.detach(), own[name]):
+            if not torch.equal(weight.detach(), shards[name]):
                 raise Wrong(f"{name} itself is changed", "change only its .grad")
             reason = add if share > 1 else mend("", "With t <= k no two ranks hold the same head")
-            r.see_tensor(f"{words}{name}.grad", weight.grad, reason, parts=found[name])
+            r.see_tensor(f"{words}{name}.grad", weight.grad, reason, parts=gradients[name])

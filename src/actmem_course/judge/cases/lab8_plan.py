@@ -30,26 +30,26 @@ MEMORIES = (
 
 
 def rank_state_bytes(r: CaseRun) -> None:
-    found = [checked_terms(r["rank_state_bytes"](*sizes), STATE_PARTS) for sizes in STATES]
-    check_terms(found, [rank_state_bytes_of(*sizes) for sizes in STATES], _fault_of_states)
+    answers = [checked_terms(r["rank_state_bytes"](*sizes), STATE_PARTS) for sizes in STATES]
+    check_terms(answers, [rank_state_bytes_of(*sizes) for sizes in STATES], _fault_of_states)
 
 
 def _fault_of_states(part: str, pairs: Pairs) -> Fault:
     """Describe wrong bytes by how many there are for a parameter, or else by the first wrong case."""
-    (whole, _), (first, each, reason) = pairs[0], _STATES[part]
-    if whole != each * STATES[0][0]:
-        return Fault(f"take {whole / STATES[0][0]:g} bytes a parameter; expected {each}", cause=reason)
-    n, dp, stage, found, true = next((*sizes, *pair) for sizes, pair in zip(STATES, pairs) if pair[0] != pair[1])
+    (undivided, _), (first, each, reason) = pairs[0], _STATES[part]
+    if undivided != each * STATES[0][0]:
+        return Fault(f"take {undivided / STATES[0][0]:g} bytes a parameter; expected {each}", cause=reason)
+    n, dp, stage, answer, true = next((*sizes, *pair) for sizes, pair in zip(STATES, pairs) if pair[0] != pair[1])
     case = f"{n:,} parameters, {dp} data-parallel ranks and ZeRO stage {stage}"
     cause = f"ZeRO divides them by data_parallel_size from stage {first} on, the parameters rounded up"
-    return Fault(f"are {found:,} B for {case}; expected {true:,}", cause=cause)
+    return Fault(f"are {answer:,} B for {case}; expected {true:,}", cause=cause)
 
 
 def largest_micro_batch_size(r: CaseRun) -> None:
     for memory, fixed, each, p, sequences in MEMORIES:
         case = f"{memory} B of memory, {fixed} B fixed, {each} B a sequence, {p=}, {sequences} sequences"
-        found = check_whole_number("the result", r["largest_micro_batch_size"](memory, fixed, each, p, sequences))
-        if found > 0 and sequences % found:
-            whole = f"{sequences} are no whole number of microbatches of {found}"
-            raise Wrong(f"{case}: the result is {found}", cause=whole)
-        r.see_number(case, found)
+        answer = check_whole_number("the result", r["largest_micro_batch_size"](memory, fixed, each, p, sequences))
+        if answer > 0 and sequences % answer:
+            cause = f"{sequences} are no whole number of microbatches of {answer}"
+            raise Wrong(f"{case}: the result is {answer}", cause=cause)
+        r.see_number(case, answer)

@@ -107,22 +107,22 @@ def _see_many_chunks(r: CaseRun) -> None:
 def _see_costs_of_chunks(r: CaseRun) -> None:
     x, weight, targets, chunk = r.each(300, 3, 2), r.each(512, 2), _tokens(r, 512, (300, 3)), 26
     with FlopCounterMode(display=False) as flops:
-        made = r.makes(
+        passes = r.makes(
             lambda x, w: r["linear_cross_entropy"](x, w, targets, chunk), {"x": x, "weight": weight}, r.each(300, 3)
         )
     largest = max(chunk * 512, weight.numel(), x.numel())
     enough = 8 * (4 * chunk * 512 + 3 * weight.numel() + 3 * x.numel() + 10 * targets.numel())
-    for when, one in made.items():
-        at_once = one.elements // 512
+    for when, noted in passes.items():
+        at_once = noted.elements // 512
         positions = ", in tokens, not in positions of all sequences" if at_once == 3 * chunk else ""
         words = (
-            f"{when} makes {one.what}: {{found:,}} elements, "
+            f"{when} makes {noted.what}: {{found:,}} elements, "
             "where the logits of a chunk, x and weight have {enough:,} at most"
         )
         cause = f"{when} has the logits of {at_once} tokens at once, where a chunk has {chunk}{positions}"
         next_one = "use up a chunk's, and go on to the next"
-        r.see_cost(words, max(largest, one.elements), next_one, cause, f"the largest tensor of {when}")
-        r.see_peak(when, one, enough, _FREE)
+        r.see_cost(words, max(largest, noted.elements), next_one, cause, f"the largest tensor of {when}")
+        r.see_peak(when, noted, enough, _FREE)
     matmuls = -(-flops.get_total_flops() // (2 * targets.numel() * weight.numel()))
     words = "forward and backward run {found} matmuls of s·b·v·h where {enough} are enough"
     r.see_cost(words, matmuls, "one in forward, three in backward")

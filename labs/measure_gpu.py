@@ -34,6 +34,7 @@ from actmem.config import PAPER_MODELS, ModelShape
 from actmem.formulas.activations import TABLE2
 from actmem.ledger.emulate import emulated_rank
 from actmem_course.arguments import LabParser
+from actmem_course.judge.parent import signals_end
 from actmem_course.process import lab
 from actmem_course.ranks import Ranks
 
@@ -44,6 +45,7 @@ TINY = ModelShape(16, 2, 64, 8, num_layers=2, vocab_size=64)
 
 
 @lab
+@signals_end()  # so that the processes that predict end too
 def main() -> int:
     args = options()
     # What others' models warn of while they are built is not this script's to say.
@@ -56,7 +58,7 @@ def main() -> int:
     session.results["settings"] = {"tensor_parallel_size": RANKS, "dtype": "bfloat16", "quick": args.quick}
     memory = torch.cuda.get_device_properties(0).total_memory if device == "cuda" else 16 * 2**30
     predictions = Predictions(device, memory / 2**30)
-    steps = (("llama_1b", QUICK),) if args.quick else STEPS
+    steps = QUICK if args.quick else STEPS
     with emulated_rank(RANKS, device=device, real_tensors=True):
         measure_paper(session, args, memory)
     try:

@@ -26,11 +26,11 @@ from rich.console import Console
 
 from actmem.config import ConfigError, check_size
 from actmem_course.files import check_files, write_text
-from actmem_course.lab_tools.machine import counted
 from actmem_course.lab_tools.options import add_file_argument, lab_parser
 from actmem_course.lab_tools.trace import hidden_collectives
 from actmem_course.launch import LABS
 from actmem_course.process import lab
+from actmem_tools.command_line import counted
 
 #: Seconds after which a lab is ended; the others still run.
 LONGEST = 900
@@ -140,7 +140,10 @@ def run(step: Step, arguments: tuple[object, ...], ranks: int, start: list[str])
         found: dict[str, Any] = {"script": step.script, "arguments": arguments, "environment": step.environment}
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST, env=environment)
-            found |= {"exit_code": done.returncode, "printed": f"{done.stdout}{done.stderr}".rstrip()}
+            lines = f"{done.stdout}{done.stderr}".rstrip().splitlines()
+            # What is said of a file in this folder, which will be gone, isn't passed on.
+            printed = "\n".join(line for line in lines if folder not in line)
+            found |= {"exit_code": done.returncode, "printed": printed}
         except subprocess.TimeoutExpired:
             found |= {"exit_code": 1, "printed": f"ended after {LONGEST} seconds"}
         found["rows"] = json.loads(rows.read_text()) if rows.exists() else []

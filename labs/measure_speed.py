@@ -107,7 +107,7 @@ def main() -> int:
             screen.print(f"All {len(rows)} layers hold what their formulas say, to the byte.")
         write_rows(args.json, here.rank, rows)
         if args.trace:
-            screen.print(f"wrote {args.trace}")
+            screen.print(f"wrote {args.trace}", soft_wrap=True)
     return 1 if wrong else 0
 
 

@@ -1,8 +1,10 @@
-"""Two models that somebody else wrote, without their weights: for ``actmem record``, ``tape`` and ``plan``."""
+"""Models that somebody else wrote, without their weights: for ``actmem record``, ``tape`` and ``plan``."""
+
+from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 
 
 def _inputs(s: int, b: int, v: int) -> dict[str, torch.Tensor]:
@@ -37,4 +39,16 @@ def llama_8b_lora(
     return model, _inputs(s, b, v)
 
 
-FACTORIES = {"llama_1b": llama_1b, "llama_8b_lora": llama_8b_lora}
+def gpt_dropout(
+    s: int = 1024, b: int = 4, h: int = 2048, a: int = 16, l: int = 24, v: int = 50_304
+) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    """Hugging Face's GPT-2 at 1.3B parameters, with its dropout of 0.1, and torch's RMS norms in its blocks."""
+    config = GPT2Config(n_embd=h, n_head=a, n_layer=l, n_positions=s, vocab_size=v, use_cache=False)
+    model = AutoModelForCausalLM.from_config(config)
+    model.loss_type = "ForCausalLM"  # which transformers takes too, and warns
+    for block in model.transformer.h:
+        block.ln_1, block.ln_2 = nn.RMSNorm(h), nn.RMSNorm(h)
+    return model, _inputs(s, b, v)
+
+
+FACTORIES: dict[str, Any] = {"llama_1b": llama_1b, "llama_8b_lora": llama_8b_lora, "gpt_dropout": gpt_dropout}

@@ -15,14 +15,20 @@ from typing import Any
 import torch
 
 MODELS = Path(__file__).with_name("models.py")
-#: Sizes of the step, small enough to try the script on a CPU.
-QUICK = "s=32,b=1,h=64,a=4,k=2,f=96,l=2,v=128"
+#: What a process runs that predicts.  It ends with this one, however that ends.
+_RUN = (
+    "from actmem_course.ranks import end_with_parent; end_with_parent(); "
+    "import runpy; runpy.run_module('actmem_tools', run_name='__main__')"
+)
+#: Which model, at which sizes, to try the script on a CPU.
+QUICK = (("llama_1b", "s=32,b=1,h=64,a=4,k=2,f=96,l=2,v=128"), ("gpt_dropout", "s=32,b=1,h=64,a=4,l=2,v=50304"))
 #: Which model, at which sizes.
-STEPS = (("llama_1b", "s=2048,b=2"), ("llama_1b", "s=4096,b=2"), ("llama_8b_lora", "s=2048,b=1"))
+STEPS = (("llama_1b", "s=4096,b=2"), ("llama_8b_lora", "s=2048,b=1"), ("gpt_dropout", "s=1024,b=4"))
 #: All the sizes, which ``plan`` wants.
 PLAN_SIZES = {
     "llama_1b": "h=2048,a=32,k=8,f=8192,l=16,v=128256",
     "llama_8b_lora": "h=4096,a=32,k=8,f=14336,l=32,v=128256",
+    "gpt_dropout": "h=2048,a=16,l=24,v=50304",
 }
 
 
@@ -79,7 +85,7 @@ class Predictions:
         self._folder.cleanup()
 
     def _start(self, kind: str, step: str, *command: str) -> None:
-        words = [sys.executable, "-m", "actmem_tools", *command, "--json", str(self._file(kind, step))]
+        words = [sys.executable, "-c", _RUN, *command, "--json", str(self._file(kind, step))]
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2"}
         self._running[kind, step] = subprocess.Popen(
             words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment, start_new_session=True

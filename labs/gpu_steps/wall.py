@@ -47,7 +47,7 @@ def climb(
         predicted_bytes: the planner's bill at the peak, and its parts.
         out_of_memory: torch's own words and the moment, or "".
         static_bytes: allocated before the second step; peak_bytes: the most in its forward and backward.
-        made_by_backward: what of that backward had made, and where: all that a prediction can miss.
+        made_last: what of that was made last, in which pass, and where: all that a prediction can miss.
         unbilled: bytes of what is there and in no bill, by name.
     """
     tp = tensor_parallel(sequence_parallel=sequence) if tensor else TensorParallel()
@@ -104,7 +104,7 @@ def _measured_step(
     found: dict[str, Any] = {"static_bytes": static, "peak_bytes": torch.cuda.max_memory_allocated()}
     found["reserved_bytes"] = torch.cuda.max_memory_reserved()
     found["forward_backward_seconds"] = started.elapsed_time(ended) / 1000
-    found["made_by_backward"] = _made_by_backward(events, in_forward)
+    found["made_last"] = _made_last(events, in_forward)
     if curve:
         found["curve"] = _curve(static, events)
     torch.cuda.reset_peak_memory_stats()
@@ -131,22 +131,22 @@ def _unbilled(model: nn.Module, optimizer: torch.optim.Optimizer, tokens: Tensor
     }
 
 
-def _made_by_backward(events: list[dict[str, Any]], in_forward: int) -> list[dict[str, Any]]:
-    """What backward had allocated and not freed at the step's peak, largest first: the bill's transient as it was."""
+def _made_last(events: list[dict[str, Any]], in_forward: int) -> list[dict[str, Any]]:
+    """The 40 blocks made last of those alive at the step's peak: the bill's transient as it was."""
     live: dict[int, dict[str, Any]] = {}
     size = most = 0
     at_peak: list[dict[str, Any]] = []
     for number, event in enumerate(events):
         if event["action"] == "alloc":
-            live[event["addr"]] = {**event, "number": number}
+            where = "forward" if number < in_forward else "backward"
+            live[event["addr"]] = {"bytes": event["size"], "pass": where, "frames": _frames(event["frames"])}
             size += event["size"]
         elif event["action"] == "free_completed":
             live.pop(event["addr"], None)
             size -= event["size"]
         if size > most:
-            most, at_peak = size, [block for block in live.values() if block["number"] >= in_forward]
-    found = [{"bytes": block["size"], "frames": _frames(block["frames"])} for block in at_peak]
-    return sorted(found, key=lambda block: -block["bytes"])[:40]
+            most, at_peak = size, list(live.values())[-40:]
+    return at_peak
 
 
 def _frames(frames: list[dict[str, Any]]) -> list[str]:

@@ -53,9 +53,10 @@ def write_text(path: Path, text: str) -> None:
         if beside != path:
             beside.replace(path.resolve())
     except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    finally:  # also if a signal ends the process here
         if beside != path:
             beside.unlink(missing_ok=True)
-        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def _beside(path: Path) -> Path:

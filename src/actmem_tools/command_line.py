@@ -167,3 +167,8 @@ def empty_table(title: str, *columns: str) -> Table:
         justify: Literal["left", "right"] = "left" if name in ("plan", "line", "source") else "right"
         table.add_column(name, justify=justify, no_wrap=name not in ("plan", "source"))
     return table
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: ``1 rank``, ``2 ranks``, ``2 microbatches``."""
+    return f"{number} {noun}" + ("" if number == 1 else "es" if noun.endswith("ch") else "s")

@@ -1,6 +1,8 @@
 """The GPU script on a CPU, through the same code; a step that fails costs only itself."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from functools import partial
@@ -63,15 +65,27 @@ def test_a_prediction_that_is_late_or_fails_leaves_what_was_measured():
     assert all(process.returncode for process in predictions._running.values())
 
 
-WITHOUT = """
-import sys
+#: A borrowed GPU often has torch and rich, and nothing that draws.
+PREDICTS = """
+import sys, time
 sys.modules.update(dict.fromkeys(("plotly", "IPython", "ipywidgets", "anywidget")))
-sys.path.insert(0, sys.argv[1])
+sys.path.insert(0, sys.argv.pop(1))
 import measure_gpu
+def measure_others(session, args, predictions, steps):
+    predictions.start_plan(*steps[0])
+    print(*(process.pid for process in predictions._running.values()), flush=True)
+    time.sleep(600)
+measure_gpu.measure_paper, measure_gpu.measure_others = print, measure_others
+measure_gpu.main()
 """
 
 
-def test_nothing_of_it_needs_a_notebook_or_plotly():
-    """A borrowed GPU often has torch and rich and nothing else."""
-    done = subprocess.run([sys.executable, "-c", WITHOUT, str(launch.LABS)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+def test_sigterm_ends_what_predicts_and_leaves_no_file(tmp_path):
+    command = [sys.executable, "-c", PREDICTS, str(launch.LABS), "--device", "cpu", "--quick"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "TMPDIR": str(tmp_path)}) as run:
+        run.stdout.readline()  # of what measures the paper's layers
+        predicts = int(run.stdout.readline())
+        run.terminate()
+    assert run.returncode == 128 + signal.SIGTERM and list(tmp_path.iterdir()) == []
+    with pytest.raises(ProcessLookupError):
+        os.kill(predicts, 0)

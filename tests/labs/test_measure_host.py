@@ -33,7 +33,7 @@ def test_every_lab_in_turn(ranks, tmp_path):
 def test_a_lab_that_fails_does_not_end_the_others(monkeypatch, tmp_path, capsys):
     (tmp_path / "wrong.py").write_text("import sys; print('no'); sys.exit(3)")
     (tmp_path / "right.py").write_text(
-        "import sys, pathlib; pathlib.Path(sys.argv[-3]).write_text('[1]'); print('yes')"
+        "import sys, pathlib; pathlib.Path(sys.argv[-3]).write_text('[1]'); print(f'yes\\n{sys.argv[-3]}')"
     )
     monkeypatch.setattr(measure_host, "LABS", tmp_path)
     monkeypatch.setattr(

@@ -54,17 +54,15 @@ def test_solutions_pass_on_any_number_of_gpus(lab, gpus, kernel, exercise):
     assert not exercise or (passed[1], errors) == ("1", "") and "ranks on cuda" in output
 
 
+MODEL = "--model", "tiny"
+TIMED = (*MODEL, "--rounds", 1)
 #: What notebooks launch, what ``make measure`` runs, and the rest: a lab, its options, and its ranks.
 LAUNCHES = {
-    "table 2": ("measure_table2.py", ("--model", "tiny"), 2),
+    "table 2": ("measure_table2.py", MODEL, 2),
     "parity": ("measure_parity.py", ("--seq-length", 64), 2),
-    "collectives": ("measure_communication.py", ("--model", "tiny", "--rounds", 1), 2),
-    "a pipeline": (
-        "measure_pipeline.py",
-        ("--model", "tiny", "--pipeline", 4, "--microbatches", 8, "--free-outputs"),
-        4,
-    ),
-    "times": ("measure_speed.py", ("--model", "tiny", "--rounds", 1), 2),
+    "collectives": ("measure_communication.py", TIMED, 2),
+    "a pipeline": ("measure_pipeline.py", (*MODEL, "--pipeline", 4, "--microbatches", 8, "--free-outputs"), 4),
+    "times": ("measure_speed.py", TIMED, 2),
     "today's layer": ("measure_today.py", ("--model", "tiny-llama"), 2),
     "training": ("train.py", ("--mode", "tensor+sequence", "--steps", 2), 2),
 }
@@ -89,20 +87,10 @@ def test_a_launch_gets_its_ranks_on_any_number_of_gpus(launch, gpus, kernel):
 #: What nothing above runs, with as many ranks as there are GPUs, or in one process.
 OTHERS = {
     "make gpus": ("measure_host.py", "--quick"),
-    "other layers": ("measure_peers.py", "--model", "tiny", "--rounds", 1),
-    "the paper's layer with today's": ("measure_today.py", "--paper-layer", "--model", "tiny"),
-    "one rank of 8": ("measure_table2.py", "--model", "tiny", "--emulate", 8, "--device", "cuda"),
-    "times of one rank of 8": (
-        "measure_speed.py",
-        "--model",
-        "tiny",
-        "--rounds",
-        1,
-        "--emulate",
-        8,
-        "--device",
-        "cuda",
-    ),
+    "other layers": ("measure_peers.py", *TIMED),
+    "the paper's layer with today's": ("measure_today.py", "--paper-layer", *MODEL),
+    "one rank of 8": ("measure_table2.py", *MODEL, "--emulate", 8, "--device", "cuda"),
+    "times of one rank of 8": ("measure_speed.py", *TIMED, "--emulate", 8, "--device", "cuda"),
     "the paper's tables": ("measure_paper.py", "--model", "22B", "--section", "table2"),
     "logged runs": ("measure_runs.py",),
     "all that a GPU can tell": ("measure_gpu.py", "--quick"),
@@ -122,7 +110,7 @@ def test_every_other_lab_on_any_number_of_gpus(lab, gpus):
 @pytest.mark.nightly
 def test_an_old_gpu_times_in_float16():
     old = {"STANDIN_CAPABILITY": "7.5"}
-    code, output, errors = run(2, "measure_speed.py", "--model", "tiny", "--rounds", 1, **old)
+    code, output, errors = run(2, "measure_speed.py", *TIMED, **old)
     assert (code, errors) == (0, "") and "2 ranks on Stand-in GPU" in output, output + errors
     assert f"h={TINY.hidden_size} a={TINY.num_attention_heads}, float16" in output, output
 

@@ -5,13 +5,9 @@ from fractions import Fraction
 
 import pytest
 
-from actmem.config import PAPER_MODELS, Parallel
-from actmem_course.figures.gpu_results import newest
-from actmem_tools.plan.planned_models import PlannedGPT
-from actmem_tools.plan.search import rank_bill
-from actmem_tools.tape.evaluate import Formula, Free, Make, Tape, packed, sizes_of, unpacked, used_in, with_sizes
+from actmem_tools.tape.evaluate import Formula, Tape, packed, sizes_of, unpacked, with_sizes
 from actmem_tools.tape.solver import draw_sizes
-from actmem_tools.tape.stage_tapes import StagePart, families, stage_part, stage_part_of, stored_tape, transient
+from actmem_tools.tape.stage_tapes import StagePart, families, stage_part, stage_part_of
 from tests.tape.stages import as_on_gpus, families_to_record, gpt_events, totals
 
 #: One of each kind; the others at night.
@@ -72,29 +68,3 @@ def test_totals_say_what_the_whole_tape_says():
     )
     assert by_itself == summed
     assert unpacked(packed({"it": totals(whole)}), "it") == totals(whole)
-
-
-def with_kernels_memory(events):
-    """As on a GPU, where softmax's backward multiplies gradient and output into memory of its own."""
-    for event in events:
-        yield event
-        if isinstance(event, Make) and event.name.endswith(": _softmax_backward_data"):
-            yield from (Make(-1, event.bytes, "gradient times output"), Free(-1))
-
-
-@pytest.mark.parametrize("recompute", ["selective", "elementwise"])
-def test_what_a_bill_lacks_of_a_gpus_peak_is_the_memory_of_softmaxs_kernel(recompute):
-    shape = PAPER_MODELS["22B"].shape
-    layout, model = Parallel(8, True, micro_batch_size=shape.micro_batch_size), PlannedGPT("22B", shape)
-    [row] = (row for row in newest("wall")["wall"] if row["name"] == f"tensor+sequence+{recompute}")
-    assert row["predicted_bytes"] == rank_bill(model, layout, recompute, 1, 0).bytes
-    layer, ends = (model.part(layout.layer_axes, what) for what in (f"layer {recompute}", "whole"))
-    a, b, h, s = shape.letters()
-    tape = stored_tape("gpt", f"layer {recompute} sequence cuda")
-    at = dict(zip(tape.letters, (s, b, a // 8, h // a, model.own_vocabulary(layout), 8), strict=True))
-    events = list(with_kernels_memory(tape.variants[tape.ones(at)]))
-    on_gpu = stage_part_of(events, tape.values(used_in(events), at))
-    peaks = [transient(part, ends, True, True, shape.num_layers).bytes for part in (layer, on_gpu)]
-    assert peaks[1] - peaks[0] == 116 * 2**20
-    left = row["peak_bytes"] - row["predicted_bytes"] - sum(row["unbilled"].values()) - (peaks[1] - peaks[0])
-    assert 0 <= left < 2**10  # tensors in blocks of 512 bytes

@@ -155,7 +155,7 @@ class JudgeProcess:
 
 @contextmanager
 def signals_end() -> Iterator[None]:
-    """Make a context in which signals end this process by SystemExit, so that it can still end the judge's process."""
+    """Make a context in which signals end this process by SystemExit, so that it can still end its child processes."""
 
     def end(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)

@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from actmem.rows import Row, compare, total
-from actmem_course.lab_tools.machine import counted
 from actmem_course.lab_tools.output import WRONG
 from actmem_course.lab_tools.tables import numbers, red_if, table, two_lines, words
+from actmem_tools.command_line import counted
 
 if TYPE_CHECKING:
     from actmem_course.ranks import Ranks

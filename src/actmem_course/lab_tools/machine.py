@@ -14,7 +14,8 @@ import torch
 from actmem.config import ConfigError, ModelShape
 
 if TYPE_CHECKING:
-    from actmem_course.ranks import Ranks
+    from actmem_tools.command_line import counted
+from actmem_course.ranks import Ranks
 
 Shape = TypeVar("Shape")
 
@@ -99,8 +100,3 @@ def described(shape: ModelShape, here: Ranks, dtype: str) -> str:
     a, b, h, s = shape.letters()
     ranks = f"emulated rank 0 of {here.size}" if here.emulated else counted(here.size, "rank")
     return f"s={s} b={b} h={h} a={a}, {dtype}\n{ranks} on {device_name(here.device)}, torch {version('torch')}"
-
-
-def counted(number: int, noun: str) -> str:
-    """Return a number with its noun: ``1 rank``, ``2 ranks``, ``2 microbatches``."""
-    return f"{number} {noun}" + ("" if number == 1 else "es" if noun.endswith("ch") else "s")

@@ -5,8 +5,7 @@ A factory makes the model: a function that takes sizes, as ``s=128`` or ``seq_le
 """
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial, wraps
 from typing import Any
@@ -257,7 +256,7 @@ def solved_blocks(
     order, few_blocks = (config.order, 2) if config else (Order(), 5)
     sizes = dict(at) if config else draw_sizes(letters, rules, random.Random(0), held)
     show_progress(f"running {few_blocks} blocks")
-    with _running(fake):
+    with load_model.tensors_for(fake), gpu_kernels_on_cpu():
         found_blocks = _blocks_of(factory, sizes, dtype, parts, order, few_blocks)
         if lora:
             factory = _changed(factory, adapter_code(place_of(found_blocks.path), lora))
@@ -280,7 +279,7 @@ def solved_blocks(
     @cache
     def solved(part: str, recomputed: int, saving: int) -> Tape:
         show_progress(f"solving {recomputed + saving} blocks, of which {recomputed} run again")
-        with _running(fake):
+        with load_model.tensors_for(fake), gpu_kernels_on_cpu():
             return model_of(part, recomputed, saving).tape(runs, known)
 
     def tape(part: str, recomputed: int, saving: int) -> Tape:
@@ -292,14 +291,14 @@ def solved_blocks(
 
     @cache
     def names(part: str, recomputed: int, saving: int, ones: tuple[str, ...]) -> dict[int, str]:
-        with _running(fake):
+        with load_model.tensors_for(fake), gpu_kernels_on_cpu():
             return model_of(part, recomputed, saving).names(runs, ones)
 
     def check(model: BlockModel, recomputed: int, saving: int, part: str) -> None:
         recomputed = min(recomputed, config.num_blocks - saving) if config else recomputed
         if recomputed < 0:
             return
-        with _running(fake):
+        with load_model.tensors_for(fake), gpu_kernels_on_cpu():
             events = model_of(part, recomputed, saving).events(sizes, is_first=True)
         live = [live for event, live, _ in moments(events) if isinstance(event, Run)]
         measured = read_events(events).kept_bytes, max(live)
@@ -385,13 +384,6 @@ def solved_target(
             return solved_with(_KERNELS_NEED), sizes, number
         except load_model.Raised:
             raise error from None
-
-
-@contextmanager
-def _running(fake: bool) -> Iterator[None]:
-    """Make a context in which a model runs to be solved: with a GPU's kernels, and maybe fake tensors."""
-    with load_model.tensors_for(fake), gpu_kernels_on_cpu():
-        yield
 
 
 def _solved_config(

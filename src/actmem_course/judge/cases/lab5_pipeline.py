@@ -12,8 +12,8 @@ from actmem_course.judge.case import CaseRun
 from actmem_course.judge.compare import another_kind, check_whole_number, dtype_name
 from actmem_course.judge.observations import Clue
 from actmem_course.judge.verdict import Wrong, refuse
-from actmem_course.lab_tools.machine import counted
 from actmem_course.others.timeline import timeline, validate
+from actmem_tools.command_line import counted
 
 #: Cases of 5.4: budget in bytes, microbatches in flight, bytes of one that saves everything and of one that recomputes.
 BUDGETS = (

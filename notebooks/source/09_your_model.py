@@ -347,8 +347,8 @@ for name in codes:
 # actmem plan my_model.py:factory --at s=8192,b=1,h=4096,a=32,k=8,f=14336,v=128256,l=32 --gpus 8 --memory 80
 # ```
 #
-# How near does it come to what others measured? `reserved` and `nvidia-smi` count free pieces too (torchtitan ran on H100s
-# of 96 GB):
+# How near does it come to what others measured? `reserved` and `nvidia-smi` count free pieces too, which [chapter
+# 14](14_allocator_and_eight_bits.ipynb)'s allocator predicts:
 
 # %% jupyter={"source_hidden": true}
 LiveFigure(show.published_bars())
@@ -356,9 +356,10 @@ LiveFigure(show.published_bars())
 # %% jupyter={"source_hidden": true}
 from actmem_course.others.published_runs import published_runs
 
-run = {run.name: run.published_bytes for run in published_runs()}
+run = {run.name: run for run in published_runs()}
 held, reserved = (run[f"torchtitan, Llama 3 8B, 8 H100s, b 1, {kind}"] for kind in ("allocated", "reserved"))
-print(f"The first run reserved {size_text(reserved - held)} more than its tensors took.")
+more, predicted = reserved.published_bytes - held.published_bytes, reserved.predicted_bytes - held.predicted_bytes
+print(f"The first run reserved {size_text(more)} more than its tensors took; predicted: {size_text(predicted)}.")
 show.published_causes()
 
 # %% [markdown]

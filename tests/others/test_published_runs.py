@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from measure_published import predicted_bytes
+from measure_published import predictions
 
 from actmem_course.others.published_runs import published_runs
 
@@ -21,11 +21,12 @@ def test_a_difference_above_three_percent_has_a_cause():
 
 
 def test_the_difference_is_in_percent_of_the_published_peak():
-    run = replace(RUNS[0], published_bytes=200, predicted_bytes=190)
-    assert run.difference_percent == pytest.approx(-5) and replace(run, predicted_bytes=None).difference_percent is None
+    run = replace(RUNS[0], kind="allocated", published_bytes=200, plan_bytes=190, reserved_bytes=210)
+    assert run.difference_percent == pytest.approx(-5) and replace(run, plan_bytes=None).difference_percent is None
+    assert replace(run, kind="reserved").difference_percent == pytest.approx(5)
 
 
 @pytest.mark.nightly
 def test_the_predictions_are_what_the_commands_say():
     pytest.importorskip("transformers")
-    assert predicted_bytes(RUNS) == {run.name: run.predicted_bytes for run in RUNS if run.command}
+    assert predictions(RUNS) == {run.name: (run.plan_bytes, run.reserved_bytes) for run in RUNS if run.command}

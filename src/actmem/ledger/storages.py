@@ -145,6 +145,18 @@ class StorageLifetimes:
         if number is not None and self._sizes[number] != storage.nbytes():
             self._change(number, storage.nbytes())
 
+    def resizing(self, resize: Callable) -> Callable:
+        """Wrap ``torch.UntypedStorage.resize_`` so that the new size is noted: FSDP and pipeline stages resize storages
+        below all operations.
+        """
+
+        def run(storage, size):
+            result = resize(storage, size)
+            self.resized(storage)
+            return result
+
+        return run
+
     def forget(self, storage: torch.UntypedStorage) -> None:
         """Stop following a storage, as if it had ended."""
         if storage in self.numbers:

@@ -146,7 +146,7 @@ def watch_step(
             stack.enter_context(replaced(optimizer, "step", history.during("optimizer")))
         for function in ("backward", "grad"):
             stack.enter_context(replaced(torch.autograd, function, history.during("backward")))
-        stack.enter_context(replaced(torch.UntypedStorage, "resize_", history.resizing))
+        stack.enter_context(replaced(torch.UntypedStorage, "resize_", history.lifetimes.resizing))
         stack.enter_context(provenance.watching())
         history.enter("forward")
         history.count()
@@ -241,18 +241,6 @@ class StepHistory:
 
     def _note_size(self, number: int, size: int | None) -> None:
         self.lives[number].sizes.append((len(self.curve), size or 0))
-
-    def resizing(self, resize: Callable) -> Callable:
-        """Wrap ``resize`` so that it notes the new size: FSDP and pipeline stages resize storages
-        below all operations.
-        """
-
-        def run(storage, size):
-            result = resize(storage, size)
-            self.lifetimes.resized(storage)
-            return result
-
-        return run
 
     def label_storages(self, value: object, kind: str, name: str, op: str) -> None:
         """Give all storages of ``value`` a label, unless they have one, and follow them from now on at the latest.

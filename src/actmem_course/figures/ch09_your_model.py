@@ -63,26 +63,27 @@ def code_bars(shape: LlamaShape, shown: str = CHANGED) -> Drawing:
 
 
 def published_bars() -> Drawing:
-    """Draw peaks that others published, by what they measured, with what ``actmem plan`` predicts for the same runs."""
+    """Draw peaks that others published, by what they measured, with what is predicted of the same runs."""
     runs = [run for run in published_runs() if run.predicted_bytes is not None]
     kinds = dict.fromkeys(run.kind for run in runs)
     fills = dict(zip(kinds, ("activations", "others", "second number")))
     near = sum(abs(run.difference_percent or 0) <= 3 for run in runs)
     return bar_chart(
-        f"The plan is within 3% of {near} of {len(runs)} published peaks",
+        f"Published peaks: {near} of {len(runs)} are predicted within 3%",
         {kind: {run.name: run.published_bytes for run in runs if run.kind == kind} for kind in kinds},
         "peak of one GPU",
         fills=[FILLS[fills[kind]] for kind in kinds],
         order=[run.name for run in runs],
         notes={
-            run.name: f"{size_text(run.published_bytes)}, plan {size_text(run.predicted_bytes or 0)}" for run in runs
+            run.name: f"{size_text(run.published_bytes)}, predicted {size_text(run.predicted_bytes or 0)}"
+            for run in runs
         },
-        about={run.name: f"plan {run.difference_percent:+.1f}%" for run in runs},
+        about={run.name: f"{run.difference_percent:+.1f}%" for run in runs},
     )
 
 
 def published_causes() -> Fold:
-    """Explain why plan differs, in a line for each run that is more than 3% off."""
+    """Explain why the prediction differs, in a line for each run that is more than 3% off."""
     runs = [run for run in published_runs() if abs(run.difference_percent or 0) > 3]
     return Fold(
         f"Why {len(runs)} of them are more than 3% off",

@@ -58,7 +58,7 @@ dropout too; a GPU's keeps a few bytes more.
 """
 
 
-def _parser() -> Parser:
+def plan_parser() -> Parser:
     """Make the parser.  An option that only one planner takes is None unless it is given."""
     what = "Layouts of a training job that fit.\nOf a model of your own: whether it fits, and what makes it fit."
     parser = Parser("plan", what, epilog=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -174,7 +174,7 @@ def main(argv: Sequence[str] | None, solved: Solved, verify: Verify) -> int:
             raise ConfigError(option.strip("-"), rule)
         return _plan_code(args, solved) if asks_for_code else _plan_layouts(args, verify)
 
-    return _parser().run(argv, run)
+    return plan_parser().run(argv, run)
 
 
 def _is_code(model: str) -> bool:

@@ -1,8 +1,9 @@
 """python labs/measure_host.py    (or: make gpus)
 
 All GPUs of this host, or --ranks N processes on its CPU, through five labs in order: Table 2 on real ranks, parity
-with one device, a pipeline of two stages, communication with one hardware queue and with eight, and Table 4.
-Everything goes into one JSON file and one page. A lab that fails does not end the others.
+with one device, a pipeline of two stages, communication with one hardware queue and with eight, and Table 4 with a
+trace that shows how much of the collectives the matmuls hide. Everything goes into one JSON file and one page. A lab
+that fails does not end the others.
 Two hosts: sbatch labs/slurm.sbatch labs/measure_host.py --html host.html
 Exit code 0 if every lab agrees with its formulas, 1 if one does not, 2 on wrong use.
 """
@@ -13,6 +14,7 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,6 +27,7 @@ from rich.console import Console
 from actmem.config import ConfigError, check_size
 from actmem_course.files import check_files, write_text
 from actmem_course.lab_tools.options import add_file_argument, lab_parser
+from actmem_course.lab_tools.trace import hidden_collectives
 from actmem_course.launch import LABS
 from actmem_course.process import lab
 from actmem_tools.command_line import counted
@@ -38,7 +41,8 @@ QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 class Step:
     """One lab's run.
 
-    needs: how many ranks it takes at least.  is_timed: whether it has rounds.
+    needs: how many ranks it takes at least.  is_timed: whether it has rounds.  traced: whether it writes a profiler's
+    trace.
     """
 
     title: str
@@ -47,6 +51,7 @@ class Step:
     needs: int = 1
     environment: dict[str, str] = field(default_factory=dict)
     is_timed: bool = False
+    traced: bool = False
 
 
 def steps(ranks: int) -> list[Step]:
@@ -64,7 +69,7 @@ def steps(ranks: int) -> list[Step]:
             )
             for queues in ("1", "8")
         ),
-        Step("Table 4", "measure_speed.py", is_timed=True),
+        Step("Table 4", "measure_speed.py", is_timed=True, traced=True),
     ]
 
 
@@ -123,11 +128,13 @@ def run(step: Step, arguments: tuple[object, ...], ranks: int, start: list[str])
         ``script``, ``arguments``, ``environment``: what ran, and the variables that the step sets.
         ``exit_code``, ``printed``: how it ended, and its standard output and error.
         ``rows``: what it wrote to --json; [] if it wrote nothing.
+        ``hidden``, only of a traced step: what ``hidden_collectives`` finds in the trace.
     """
     # Ranks on other hosts see the present folder, if it is on a disk that all hosts see.
     with TemporaryDirectory(dir="." if start else None) as folder:
-        rows = Path(folder) / "rows.json"
+        rows, trace = Path(folder) / "rows.json", Path(folder) / "trace.json"
         call = [str(LABS / step.script), *map(str, arguments), "--json", str(rows)]
+        call += ["--trace", str(trace)] if step.traced else []
         command = [*start, *call] if start else [sys.executable, *call, "--ranks", str(ranks)]
         environment = {"OMP_NUM_THREADS": "1", "COLUMNS": "100", **os.environ, **step.environment}
         found: dict[str, Any] = {"script": step.script, "arguments": arguments, "environment": step.environment}
@@ -140,20 +147,32 @@ def run(step: Step, arguments: tuple[object, ...], ranks: int, start: list[str])
         except subprocess.TimeoutExpired:
             found |= {"exit_code": 1, "printed": f"ended after {LONGEST} seconds"}
         found["rows"] = json.loads(rows.read_text()) if rows.exists() else []
+        if trace.exists():
+            found["hidden"] = hidden_collectives(json.loads(trace.read_text())["traceEvents"])
     return found
 
 
 def page(results: dict[str, Any]) -> str:
-    """One page: what each lab printed, and the pipeline's memory as a figure."""
+    """One page: what each lab printed, the overlap seen in the trace, and the pipeline's memory as a figure."""
     device = results["machine"]["device"]
     parts = [f"<h1>{results['ranks']} ranks on {html.escape(device)}, torch {results['machine']['torch']}</h1>"]
     for title, found in results["labs"].items():
         parts.append(f"<h2>{html.escape(title)}</h2>")
         parts.append(f"<pre>{html.escape(found.get('skipped') or found['printed'])}</pre>")
+        parts.extend(f"<p>{html.escape(line)}</p>" for line in hidden_lines(found.get("hidden") or []))
         if found.get("rows") and found["script"] == "measure_pipeline.py":
             parts.append(memory_figure(found["rows"]))
     style = "body{font:16px sans-serif;max-width:60rem;margin:auto;padding:1rem}pre{overflow:auto;font-size:13px}"
     return f"<!doctype html><meta charset=utf-8><title>actmem</title><style>{style}</style>\n" + "\n".join(parts) + "\n"
+
+
+def hidden_lines(hidden: list[dict[str, Any]]) -> Iterator[str]:
+    """A sentence for each kind of collective of a step."""
+    for row in hidden:
+        yield (
+            f"{row['step']}, {row['pass']}: {row['kind']} kernels take {row['ms']:.2f} ms, "
+            f"of which {row['hidden_ms']:.2f} ms beside other kernels."
+        )
 
 
 def memory_figure(rows: list[dict[str, Any]]) -> str:

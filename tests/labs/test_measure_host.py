@@ -1,4 +1,4 @@
-"""measure_host: every lab in turn on one host, one JSON file, one page; what a lab's failure does."""
+"""measure_host: every lab in turn on one host, one JSON file, one page; what a lab's failure does; overlap from a trace."""
 
 import json
 import sys
@@ -6,6 +6,7 @@ import sys
 import measure_host
 import pytest
 
+from actmem_course.lab_tools.trace import hidden_collectives
 from actmem_course.launch import run
 
 
@@ -47,3 +48,27 @@ def test_a_lab_that_fails_does_not_end_the_others(monkeypatch, tmp_path, capsys)
         (0, "yes", [1]),
     ]
     assert capsys.readouterr().out.rstrip().endswith("not as predicted, or failed: wrong")
+
+
+def kernel(name, start, duration):
+    return {"cat": "kernel", "name": name, "ts": start, "dur": duration}
+
+
+def test_what_runs_beside_a_collective_is_counted_once():
+    spans = [("SP", 0, 10_000), ("forward", 0, 4_000), ("backward", 4_000, 6_000)]
+    events = [{"cat": "gpu_user_annotation", "name": name, "ts": start, "dur": length} for name, start, length in spans]
+    events += [
+        kernel("ncclDevKernel_AllGather_RING_LL", 100, 1_000),  # nothing beside it
+        kernel("gemm", 2_000, 1_000),
+        kernel("ncclDevKernel_AllGather_RING_LL", 5_000, 2_000),  # two matmuls, which overlap each other
+        kernel("gemm", 4_500, 1_500),
+        kernel("gemm", 5_500, 1_000),
+        kernel("ncclDevKernel_ReduceScatter_Sum", 9_000, 500),
+    ]
+    found = [(row["step"], row["pass"], row["kind"], row["ms"], row["hidden_ms"]) for row in hidden_collectives(events)]
+    assert found == [
+        ("SP", "forward", "all-gather", 1.0, 0.0),
+        ("SP", "backward", "all-gather", 2.0, 1.5),
+        ("SP", "backward", "reduce-scatter", 0.5, 0.0),
+    ]
+    assert hidden_collectives([{"cat": "cpu_op", "name": "aten::mm", "ts": 0, "dur": 1}]) == []

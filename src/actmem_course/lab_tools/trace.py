@@ -6,6 +6,7 @@ The functions are wrapped only while a trace is recorded, so the names cost noth
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from torch.profiler import ProfilerActivity, profile, record_function, supported_activities
 
@@ -69,6 +70,54 @@ def write_trace(candidates: dict[str, Work], path: Path | None, device: str) -> 
             work.finish()
     if path is not None:
         recorded.export_chrome_trace(str(path))
+
+
+def hidden_collectives(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Find how much of the time of a trace's NCCL kernels other kernels ran.
+
+    Args:
+        events: ``traceEvents`` of a file that ``write_trace`` made on a GPU; a CPU's trace has no kernels.
+
+    Returns: for each ``step``, ``pass`` and ``kind`` of collective its milliseconds ``ms``, and ``hidden_ms``, those
+        during which another kernel ran.
+    """
+    kernels = [event for event in events if event.get("cat") == "kernel"]
+    others = [(event["ts"], event["ts"] + event["dur"]) for event in kernels if "nccl" not in event["name"].lower()]
+    spans = [event for event in events if event.get("cat") == "gpu_user_annotation"]
+    passes = sorted((span for span in spans if span["name"] in ("forward", "backward")), key=lambda span: span["ts"])
+    times_of: dict[tuple[str, str, str], list[float]] = {}
+    for span in passes:
+        start, end = span["ts"], span["ts"] + span["dur"]
+        step = next((other["name"] for other in spans if other is not span and _holds(other, start)), "step")
+        for event in kernels:
+            kind = next((kind for kind in _NCCL if kind in event["name"]), "")
+            if kind and start <= event["ts"] < end:
+                times = times_of.setdefault((step, span["name"], _NCCL[kind]), [0.0, 0.0])
+                times[0] += event["dur"] / 1000
+                times[1] += _covered(event["ts"], event["ts"] + event["dur"], others) / 1000
+    return [
+        {"step": step, "pass": name, "kind": kind, "ms": ms, "hidden_ms": hidden}
+        for (step, name, kind), (ms, hidden) in times_of.items()
+    ]
+
+
+#: A part of NCCL's kernels' names, and what the kernel runs.
+_NCCL = {"AllGather": "all-gather", "ReduceScatter": "reduce-scatter", "AllReduce": "all-reduce"}
+
+
+def _holds(span: dict[str, Any], moment: float) -> bool:
+    """Return whether ``span`` is the range of a whole step that goes on at that moment."""
+    return span["name"] not in ("forward", "backward") and span["ts"] <= moment < span["ts"] + span["dur"]
+
+
+def _covered(start: float, end: float, spans: list[tuple[float, float]]) -> float:
+    """Return how much of the time from ``start`` to ``end`` is covered by at least one span."""
+    covered, reached = 0.0, start
+    for begin, finish in sorted(spans):
+        begin, finish = max(begin, reached), min(finish, end)
+        if finish > begin:
+            covered, reached = covered + finish - begin, finish
+    return covered
 
 
 def _second_run_range(function: Callable) -> record_function:

@@ -79,7 +79,7 @@ BAD = {
     "letters of a named model's configuration": (["llama3-8b", "--framework", "hugging-face", "--letters", "h:8"], "letters: is for code of your own"),
     "no such layout": (["22b", "--gpus", "8", "--tensor", "3"], "gpus: no layout of 8 has a global batch of 64"),
     "another unit": (["22b", "--gpus", "8", "--memory", "80GB"], "--memory: must be a number of GiB above 0, as 80 or 80GiB"),
-    "one replica": (["22b", "--gpus", "8", "--tensor", "8", "--zero", "1"], "plan: gpus: no layout of 8 has a global batch of 64, tensor_parallel_size = 8, zero_stage = 1"),
+    "one replica": (["22b", "--gpus", "8", "--tensor", "8", "--zero", "1"], "plan: zero: 1 divides states among data · context ranks, and these sizes leave one"),
     "what nothing runs": (["llama3-8b", "--gpus", "8", "--recompute", "elementwise"], "no framework runs this whose settings are printed; --all"),
     "no tensor ranks": (["22b", "--gpus", "8", "--tensor", "0"], "plan: tensor: must be at least 1, got 0"),
     "no context ranks": (["22b", "--gpus", "8", "--context", "2"], "plan: context: 22B's layer has no context parallelism"),

@@ -491,6 +491,11 @@ class _Search:
 
     def _refuse(self) -> NoReturn:
         """Raise ConfigError with the reason why no layout could be counted."""
+        other_sizes = dict(self.fixed)
+        stage = other_sizes.pop("zero_stage", 0)
+        if stage and any(layouts(self.model, self.cluster, self.batch, other_sizes)) and not self.reasons:
+            rule = f"{stage} divides states among data · context ranks, and these sizes leave one: only 0 is possible"
+            raise ConfigError("zero_stage", rule)
         wanted = "".join(f", {name} = {size}" for name, size in self.fixed.items())
         rule = f"no layout of {self.cluster.gpus} has a global batch of {self.batch}{wanted}"
         raise ConfigError("gpus", ": ".join([rule, *(reason for reason, _ in self.reasons.most_common(1))]))

@@ -23,11 +23,10 @@ from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem_course.process import lab
 from actmem_tools.plan.plan_report import plan_text
 from actmem_tools.plan.planned_models import PlannedGPT
-from actmem_tools.plan.search import Bill, find_plans, rank_bill
-from actmem_tools.plan.step_time import Cluster
+from actmem_tools.plan.search import Bill, Request, rank_bill
+from actmem_tools.plan.step_time import GIBIBYTE, Cluster
 
 MODES = ("none", "selective", "elementwise", "full")
-GIB = 2**30
 
 
 @lab
@@ -49,13 +48,13 @@ def main() -> int:
     except ConfigError as error:
         parser.error(str(error))
     device = "cuda" if args.device != "cpu" and torch.cuda.is_available() else "cpu"
-    budget = round(args.card * GIB)
+    budget = round(args.card * GIBIBYTE)
 
     bill = predicted(shape, parallel, args.recompute, device)
     print(f"{args.model}, {shape.num_layers} layers, microbatch {shape.micro_batch_size}, {args.card:g} GiB")
     for part, size in bill.by_part().items():
-        print(f"  {part:<20}{size / GIB:>10.2f} GiB")
-    print(f"  {'predicted peak':<20}{bill.bytes / GIB:>10.2f} GiB")
+        print(f"  {part:<20}{size / GIBIBYTE:>10.2f} GiB")
+    print(f"  {'predicted peak':<20}{bill.bytes / GIBIBYTE:>10.2f} GiB")
 
     with emulated_rank(args.ranks, device=device):
         fits = try_on_gpu(args, shape, budget) if device == "cuda" else try_on_cpu(args, shape, budget)
@@ -94,7 +93,7 @@ def try_on_gpu(args: Namespace, shape: ModelShape, budget: int) -> bool:
     if found["out_of_memory"]:
         print(f"  out of memory in {found['out_of_memory']}")
         return False
-    print(f"  {'allocated at most':<20}{found['peak_bytes'] / GIB:>10.2f} GiB")
+    print(f"  {'allocated at most':<20}{found['peak_bytes'] / GIBIBYTE:>10.2f} GiB")
     return True
 
 
@@ -102,9 +101,9 @@ def try_on_cpu(args: Namespace, shape: ModelShape, budget: int) -> bool:
     """One step on fake tensors, which have no memory.  True if the most at once is within the card."""
     print("  counting every storage of one step, about half a minute ...", file=sys.stderr, flush=True)
     counted = counted_peak(shape, args.tensor, args.sequence, args.recompute)
-    print(f"  {'counted peak':<20}{counted / GIB:>10.2f} GiB")
+    print(f"  {'counted peak':<20}{counted / GIBIBYTE:>10.2f} GiB")
     if counted > budget:
-        print(f"  out of memory: {(counted - budget) / GIB:.2f} GiB more than the card has")
+        print(f"  out of memory: {(counted - budget) / GIBIBYTE:.2f} GiB more than the card has")
     return counted <= budget
 
 
@@ -132,13 +131,12 @@ def advice(args: Namespace, shape: ModelShape, parallel: Parallel, budget: int, 
         lines.append("It fits, with the least recomputation that these ranks allow.")
     try:
         cluster = Cluster(args.ranks, budget)
-        best = find_plans(PlannedGPT("model", shape), cluster, shape.micro_batch_size * args.ranks, keep=1).plans
+        best = Request(PlannedGPT("model", shape), cluster, shape.micro_batch_size * args.ranks).search().plans
     except ConfigError as error:
         return "\n".join([*lines, f"The planner has no answer: {error}"])
     if best:
-        lines.append(
-            f"The planner's first choice, with {cluster.allowance_bytes / GIB:g} GiB left free: {plan_text(best[0])}"
-        )
+        free = f"{cluster.allowance_bytes / GIBIBYTE:g} GiB left free"
+        lines.append(f"The planner's first choice, with {free}: {plan_text(best[0])}")
     return "\n".join(lines)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from measure_parity import FORMS
-from measure_speed import speed_shape
+from measure_speed import speed_shape, timing_parser
 from rich.table import Table
 
 from actmem.config import ModelShape, Parallel, check_layer
@@ -27,7 +27,6 @@ from actmem.ledger.storages import replaced
 from actmem.parallel import linear
 from actmem.parallel.collectives import all_gather, all_reduce, reduce_scatter
 from actmem.parallel.groups import TensorParallel, tensor_parallel
-from actmem_course.arguments import add_rank_arguments
 from actmem_course.figures.text import overhead_text
 from actmem_course.figures.units import milliseconds, size_text
 from actmem_course.files import check_files
@@ -50,10 +49,7 @@ LEAST_ROUNDS = 10
 
 @lab
 def main() -> int:
-    parser = options.lab_parser("measure_communication.py", __doc__ or "")
-    options.add_shape_arguments(parser, options.DEFAULT_LAYER)
-    add_rank_arguments(parser)
-    options.add_timing_arguments(parser)
+    parser = timing_parser("measure_communication.py", __doc__ or "")
     args = parser.parse_args()
     with parser.refusing():
         check_files(args, "json")

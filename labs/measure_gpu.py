@@ -26,9 +26,10 @@ from gpu_steps.kernels import CALLS, measure_kernels
 from gpu_steps.layer_bytes import measure_layer_bytes
 from gpu_steps.session import NO_TIME, Session
 from gpu_steps.strangers import QUICK, STEPS, Predictions, measure_real_step
-from gpu_steps.times import matmul_rate, measure_modes, measure_table4
+from gpu_steps.times import matmul_rate, measure_modes
 from gpu_steps.wall import LADDER, climb
 from measure_peers import measure_peers
+from measure_speed import measure_speed
 
 from actmem.config import PAPER_MODELS, ModelShape
 from actmem.formulas.activations import TABLE2
@@ -118,7 +119,7 @@ def measure_paper(session: Session, args: Namespace, memory: int) -> None:
     size = 512 if quick else 8192
     session.step("rates", "matmul and copy", partial(matmul_rate, device, size, rounds, torch.bfloat16))
     for name, shape in shapes.items():
-        session.step("table4", name, partial(measure_table4, shape, ranks, dtype, rounds))
+        session.step("table4", name, lambda: {"rows": measure_speed(shape, ranks, dtype, rounds=rounds)})
         session.step("modes", name, partial(measure_modes, shape, ranks, dtype, rounds))
 
 

@@ -17,12 +17,14 @@ from paper_steps import sections
 from paper_steps.sections import PaperEntry
 from paper_steps.tables import parts_of
 
-from actmem.config import PAPER_MODELS, ConfigError, check_size
+from actmem.config import PAPER_MODELS, ConfigError
 from actmem_course.files import check_files
 from actmem_course.lab_tools.options import lab_parser
 from actmem_course.lab_tools.output import WRONG, screen_of, status, write_rows
 from actmem_course.process import lab
 
+#: The models are measured in so many processes at most, each of about 0.4 GiB.
+MOST_PROCESSES = 3
 #: In the order of the paper.
 SECTIONS: dict[str, Callable[[str], list[PaperEntry]]] = {
     "figure1": sections.figure1,
@@ -43,26 +45,18 @@ def main() -> int:
     for name, choices in (("model", PAPER_MODELS), ("section", SECTIONS)):
         meaning = f"one of {', '.join(choices)}; may be repeated (default: all)"
         parser.add_argument(f"--{name}", action="append", choices=tuple(choices), metavar="NAME", help=meaning)
-    parser.add_argument(
-        "--processes",
-        type=int,
-        metavar="N",
-        default=min(3, os.cpu_count() or 1),
-        help="measure the models in up to N processes, each of about 0.4 GiB (default: %(default)s)",
-    )
     args = parser.parse_args()
     with parser.refusing():
         check_files(args, "json")
         if "RANK" in os.environ:
             raise ConfigError("started by torchrun", "needs a single process: python labs/measure_paper.py")
-        check_size("processes", args.processes, largest=64)
 
     screen = screen_of(0)
     names = [name for name in SECTIONS if name in (args.section or SECTIONS)]
     models = [name for name in PAPER_MODELS if name in (args.model or PAPER_MODELS)]
     started = time.monotonic()
     with status(0, f"measuring {len(models)} models"):
-        found = measure_paper(names, models, args.processes)
+        found = measure_paper(names, models, min(MOST_PROCESSES, os.cpu_count() or 1))
     seconds = time.monotonic() - started
     for name in names:
         for part in [*parts_of(name, found[name]), ""]:

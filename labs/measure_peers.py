@@ -18,7 +18,7 @@ from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
-from measure_speed import PARTS, speed_shape
+from measure_speed import PARTS, speed_shape, timing_parser
 from rich.table import Table
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -32,7 +32,6 @@ from actmem.layers.transformer import TransformerLayer
 from actmem.ledger.measure_layer import layer_input
 from actmem.parallel.collectives import reduce_scatter
 from actmem.parallel.groups import TensorParallel, tensor_parallel
-from actmem_course.arguments import add_rank_arguments
 from actmem_course.figures.text import overhead_text
 from actmem_course.figures.units import milliseconds, size_text
 from actmem_course.files import check_files
@@ -59,10 +58,7 @@ OVER_GLOO = (
 
 @lab
 def main() -> int:
-    parser = options.lab_parser("measure_peers.py", __doc__ or "")
-    options.add_shape_arguments(parser, options.DEFAULT_LAYER)
-    add_rank_arguments(parser)
-    options.add_timing_arguments(parser)
+    parser = timing_parser("measure_peers.py", __doc__ or "")
     args = parser.parse_args()
     with parser.refusing():
         check_files(args, "json")

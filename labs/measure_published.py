@@ -23,10 +23,11 @@ from actmem.ledger.emulate import emulated_rank
 from actmem.ledger.storages import replaced
 from actmem_course import others
 from actmem_course.arguments import LabParser
-from actmem_course.lab_tools.reserved_memory import reserved_bytes
+from actmem_course.lab_tools.reserved_memory import allocator_bytes
 from actmem_course.launch import LABS
 from actmem_course.others.published_runs import PublishedRun, published_runs
 from actmem_course.process import lab
+from actmem_tools.config_file import read_config
 from actmem_tools.gpu_kernels import gpu_kernels_on_cpu
 from actmem_tools.load_model import built_model, load_factory, tensors_for
 from actmem_tools.plan.framework_flags import hugging_face_config
@@ -62,7 +63,8 @@ def prediction(command: str, recomputes: str, held: str) -> tuple[int, int]:
     """What a command says is allocated, and what is reserved then, in bytes."""
     plan = plan_of(command)
     way = plan["all_blocks"][PLANS.index(recomputes)]
-    return way["bytes"], reserved_by(command, plan, way, held)
+    allocated, reserved = allocator_says(command, plan, way, held)
+    return allocated if held else way["bytes"], reserved
 
 
 @cache
@@ -75,8 +77,8 @@ def plan_of(command: str) -> dict[str, Any]:
     return json.loads(run.stdout)
 
 
-def reserved_by(command: str, plan: dict[str, Any], way: dict[str, Any], held: str) -> int:
-    """What the allocator reserves for the steps of one of a plan's ways, in bytes.
+def allocator_says(command: str, plan: dict[str, Any], way: dict[str, Any], held: str) -> tuple[int, int]:
+    """What the allocator allocates at most for the steps of one of a plan's ways, and what it reserves, in bytes.
 
     Args:
         command: the plan's command.
@@ -93,6 +95,8 @@ def reserved_by(command: str, plan: dict[str, Any], way: dict[str, Any], held: s
         with tensors_for(True), gpu_kernels_on_cpu(), replaced(fsdp, "fully_shard", lambda _: shard):
             if ":" in options.model:
                 factory = load_factory(str(LABS.parent / options.model))
+            elif options.model.endswith(".json"):
+                factory = ConfigModel(read_config(str(LABS.parent / options.model))).factory()
             else:
                 factory = ConfigModel(hugging_face_config(planned_model_of(options.model))).factory()
             model, inputs = built_model(factory, sizes, dtype)
@@ -102,7 +106,7 @@ def reserved_by(command: str, plan: dict[str, Any], way: dict[str, Any], held: s
             exec("\n".join(way["code"]), made)
             # The plan names no optimizer where it is torch's default, which on a GPU has foreach.
             optimizer = made.get("optimizer") or torch.optim.AdamW(model.parameters(), foreach=True)
-            return reserved_bytes(model, inputs, optimizer, (options.global_batch or 1) // gpus // sizes["b"] or 1)
+            return allocator_bytes(model, inputs, optimizer, (options.global_batch or 1) // gpus // sizes["b"] or 1)
 
 
 def held_logits(head: torch.nn.Module, _: Any, logits: torch.Tensor) -> torch.Tensor:

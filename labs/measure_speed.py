@@ -22,7 +22,7 @@ from actmem.formulas.activations import eq2, layer_extra_rows, layer_rows
 from actmem.formulas.flops import layer_overhead
 from actmem.parallel.groups import tensor_parallel
 from actmem.rows import total
-from actmem_course.arguments import add_rank_arguments
+from actmem_course.arguments import LabParser, add_rank_arguments
 from actmem_course.figures.text import overhead_text
 from actmem_course.figures.units import milliseconds, size_text
 from actmem_course.files import check_files
@@ -70,10 +70,7 @@ VARIANTS = (
 
 @lab
 def main() -> int:
-    parser = options.lab_parser("measure_speed.py", __doc__ or "")
-    options.add_shape_arguments(parser, options.DEFAULT_LAYER)
-    add_rank_arguments(parser)
-    options.add_timing_arguments(parser)
+    parser = timing_parser("measure_speed.py", __doc__ or "")
     options.add_file_argument(parser, "trace", "write rank 0's profiler trace, to open in https://ui.perfetto.dev")
     args = parser.parse_args()
     with parser.refusing():
@@ -109,6 +106,15 @@ def main() -> int:
         if args.trace:
             screen.print(f"wrote {args.trace}", soft_wrap=True)
     return 1 if wrong else 0
+
+
+def timing_parser(script: str, doc: str) -> LabParser:
+    """The parser of a lab that times a layer: its sizes, ranks, dtype and rounds."""
+    parser = options.lab_parser(script, doc)
+    options.add_shape_arguments(parser, options.DEFAULT_LAYER)
+    add_rank_arguments(parser)
+    options.add_timing_arguments(parser)
+    return parser
 
 
 def speed_shape(args: argparse.Namespace, size: int, dtype: str) -> ModelShape:

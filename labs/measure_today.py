@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from measure_table2 import needed_bytes
 
 from actmem.config import PAPER_MODELS, ConfigError, ModelShape, Parallel, check_layer, check_size, model_shape
-from actmem.formulas.activations import Configuration, eq1, layer_extra_rows, layer_rows
+from actmem.formulas.activations import Configuration, layer_extra_rows, layer_rows
 from actmem.ledger.measure_layer import measure_layer
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.rows import Row, total
@@ -154,14 +155,10 @@ class Case:
             first_that_fits({self.shape: self.largest_bytes()}, args, "use --emulate, or smaller sizes")
 
     def largest_bytes(self) -> int:
-        """Bytes of one rank in the first configuration, which every rank has whole, with its weights.
-
-        The paper's layer needs two score tensors (as²b each) for a moment as well; a flash kernel makes none.
-        """
+        """Bytes of one rank in the first configuration, which every rank has whole, with its weights."""
         e = self.dtype.itemsize
         if isinstance(self.shape, ModelShape):
-            a, b, h, s = self.shape.letters()
-            return eq1(self.shape, e) + e * (12 * h * h + 2 * a * s * s * b)
+            return needed_bytes(self.shape, self.dtype)
         weights = sum(one.numel() for one in LlamaLayer(self.shape, seed=0, device="meta").parameters())
         first = self.parallel(self.configurations[0], self.context)
         return total(llama_rows(self.shape, first, element_size=e, context_kind=self.context_kind)) + e * weights

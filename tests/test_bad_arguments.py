@@ -179,7 +179,6 @@ LINES = [
     (lambda: Cluster(8, 8e10), "memory_bytes: must be a whole number, got 80000000000.0"),  # type: ignore[arg-type]
     (lambda: planned_model_of("llama3-8b").with_routing("one-sided"), "routing: llama3-8b has no experts"),
     (lambda: planned_model_of("mixtral-8x7b").with_routing("learned"), "routing: must be one of even, one-sided"),
-    (lambda: planned_model_of("22b").with_modes([]), "recompute: must name at least one mode"),
     (lambda: llama_rows(LLAMA, routed_tokens=1), "routed_tokens: this layer has no experts"),
     (lambda: LatentHeads(20, 14, 6, 3, 8), "rope_head_size: 3 must be even"),
     (lambda: LATENT.with_sizes(num_key_value_heads=2), "num_key_value_heads: latent attention has a key for each of 4"),

@@ -13,7 +13,6 @@ from actmem.config import ModelShape
 from actmem.layers.transformer import TransformerLayer
 from actmem_more.store import HostMemory
 from actmem_tools.__main__ import main
-from actmem_tools.command_line import whole_number
 
 
 def said(capsys, *arguments):
@@ -21,15 +20,6 @@ def said(capsys, *arguments):
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1, lines
     return code, lines[0]
-
-
-@pytest.mark.parametrize("text", ["१२", "1_0", " 1", "", "1.0"])
-def test_a_whole_number_has_plain_digits(text, capsys):
-    with pytest.raises(ValueError):
-        whole_number(text)
-    code, line = said(capsys, "plan", "22b", "--memory", "80", "--gpus", text or "x")
-    assert code == 2 and "invalid int value" in line
-    assert (whole_number("12"), whole_number("-3")) == (12, -3)
 
 
 @pytest.mark.parametrize(

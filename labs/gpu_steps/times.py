@@ -5,7 +5,6 @@ from statistics import median
 from typing import Any
 
 import torch
-from measure_speed import measure_speed
 from torch import Tensor
 
 from actmem.config import ModelShape
@@ -14,11 +13,6 @@ from actmem.parallel.groups import tensor_parallel
 from actmem_course.lab_tools.held_bytes import layer_runner
 from actmem_course.lab_tools.timing import Stopwatch, Work, time_in_turns
 from actmem_course.ranks import Ranks
-
-
-def measure_table4(shape: ModelShape, ranks: Ranks, dtype: torch.dtype, rounds: int) -> dict[str, Any]:
-    """Every row of the paper's Table 4 and the paper's own costlier forms, timed in turns."""
-    return {"rows": measure_speed(shape, ranks, dtype, rounds=rounds)}
 
 
 def measure_modes(shape: ModelShape, ranks: Ranks, dtype: torch.dtype, rounds: int) -> dict[str, Any]:

@@ -185,11 +185,6 @@ def _paper_bytes(stage: PaperStage) -> int:
     return total(paper_models.measure_paper_stage(stage)) - total(stage.extra_rows())
 
 
-def _measured_ranks(name: str) -> list[int]:
-    """The embedding's rank, an inner one, and the output layer's; the ranks between differ by a constant."""
-    return [0, 1, PAPER_MODELS[name].parallel.pipeline_parallel_size - 1]
-
-
 def figure9(name: str) -> list[PaperEntry]:
     """Bytes on every pipeline rank with both methods, and what outputs would add that are not freed."""
     first, entries = PaperStage(name, _BOTH), []
@@ -197,7 +192,8 @@ def figure9(name: str) -> list[PaperEntry]:
     outputs = [total(stage_output_rows(shape, parallel, r, n)) for r in range(parallel.pipeline_parallel_size)]
     for rank, size in enumerate(bytes_by_rank(shape, parallel, "selective", n)):
         quantity = f"rank {rank}"
-        if rank in _measured_ranks(name):
+        # The embedding's rank, an inner one, and the output layer's; the ranks between differ by a constant.
+        if rank in (0, 1, parallel.pipeline_parallel_size - 1):
             entries.append(stage_entry("figure9", quantity, PaperStage(name, _BOTH, rank), pipeline_rank=rank))
         else:
             entries.append(PaperEntry("figure9", name, quantity, "bytes", ours_formula=size, pipeline_rank=rank))

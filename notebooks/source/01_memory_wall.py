@@ -172,7 +172,7 @@ checks.show()
 # each layer norm.)
 #
 # GPT-3's layer reads twice as many tokens. Does it save twice as many bytes? Its tensors have shapes here but no
-# storage, so it runs on a laptop:
+# storage, so it runs on a laptop (17 tensors: the 15, and each norm's *extra*):
 
 # %%
 from actmem.formulas.activations import CORE_ATTENTION_TERMS

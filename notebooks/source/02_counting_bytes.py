@@ -336,8 +336,8 @@ worked(
 # Megatron-LM is the code of the paper's authors. Its repository holds what its tests logged: 500 logs have the *peak* and
 # what is *held* between steps (weights, gradients, optimizer states), many of this very layer, with the fused
 # kernel off: $s = 1024$, $b = 4$, $h = 512$, $a = 8$. Peak minus held leaves activations. Take the difference of two tests; shared
-# terms cancel. `python labs/measure_runs.py` lists the pairs that tensors alone explain: we chose them, so they
-# are no share. In most others the allocator's blocks, or what kernels save inside, change the log.
+# terms cancel. `python labs/measure_runs.py` lists such pairs. We picked those where only saved tensors differ, so their share
+# of the 500 is not an agreement rate. In most others, the allocator's blocks or what kernels save inside differ too.
 #
 # Here are two pairs:
 #

@@ -259,9 +259,9 @@ checks.show()
 #
 # > **Why do this?** $t$ divides all of a layer's activations, and layer norm and dropout run on $s/t$ tokens. If you use TP
 # > anyway, there's hardly a reason to leave SP off. **Why not?** With small tensors the latency of the extra collectives matters.
-# > The second gather overlaps only if it starts before the matmul. So on GPUs before Blackwell, Megatron-LM wants
-# > `CUDA_DEVICE_MAX_CONNECTIONS=1` (for context parallelism too, but not 1 with FSDP): with one hardware queue, kernels start in the order in which they were launched. And $t$ must
-# > divide $s$, so pad odd lengths.
+# > Backward's gather overlaps only if it starts before the matmul. So on GPUs before Blackwell, Megatron-LM wants
+# > `CUDA_DEVICE_MAX_CONNECTIONS=1` (not with FSDP): with one hardware queue, kernels start in the order in which they were
+# > launched. Pad $s$ to a multiple of $t$.
 #
 # **Now write it:** [exercises 3.3, 3.4 and 3.5](../labs/lab3_sequence_parallel.py), `gathering_linear`, `layer` and
 # `shard_keeping_linear`: `python my/labs/lab3_sequence_parallel.py --only 3.3,3.4,3.5`.
@@ -333,7 +333,7 @@ worked(
 #
 # * **"Sequence parallelism costs no communication."** Same bytes, more collectives, and two gathers for the shards.
 # * **"It divides everything but the core attention."** Tensor parallelism divides the core, by heads. The Ultra-Scale
-#   Playbook's memory widget drops that $t$ under $5as^2b$ as soon as SP is ticked.
+#   Playbook's memory widget stops dividing $5as^2b$ by $t$ when SP is on.
 # * **"The layer norm's weights are replicated, so their gradients are too."** They are partial. Without the sum every rank
 #   trains a layer norm of its own.
 #

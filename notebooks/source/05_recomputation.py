@@ -361,7 +361,7 @@ Panel(
 
 # %% [markdown]
 # > **Why do this?** The fewest bytes stay: $2sbh$ per layer.
-# > **Why not?** You add 22 to 33% to the layer's FLOPs, and its collectives once more, exposed.
+# > **Why not?** You add 22 to 33% to the layer's FLOPs, and its collectives once more, not overlapped.
 #
 # ## Table 2: six ways to train a layer
 #
@@ -488,8 +488,8 @@ checks
 # %% [markdown]
 # ## Work it out
 #
-# Each GPU has 12 GiB for the activations of GPT-3's 96 layers, on 8 ranks with sequence parallelism, one microbatch. (A rank
-# then saves 1/8 of a layer's input too; the paper's table doesn't divide *full*'s.) Which of the three modes fit: save everything,
+# Each GPU has 12 GiB for the activations of GPT-3's 96 layers, on 8 ranks with sequence parallelism, one microbatch. (With
+# SP, *full* saves $2sbh/t$; Table 2 prints $2sbh$.) Which of the three modes fit: save everything,
 # selective, full? Here $sbh$ bytes are 24 MiB, and $5as/h$ is 80. Use the rule for the peak.
 
 # %% jupyter={"source_hidden": true}

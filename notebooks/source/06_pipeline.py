@@ -414,10 +414,11 @@ worked(
 # > **Take away**
 # >
 # > 1. Under 1F1B rank 0 holds the saved tensors of $L$ layers, whatever $p$ is.
-# > 2. Interleaving divides the bubble by $m$, and multiplies rank 0's bytes by $1 + (p-1)/(pm)$.
+# > 2. Interleaving divides the idle *time* by $m$ (the bubble becomes $(p-1)/(nm+p-1)$), and multiplies rank
+# >    0's bytes by $1 + (p-1)/(pm)$.
 # > 3. Free outputs once they are sent, and recompute only the microbatches that don't fit.
 # >
-# > **At work tomorrow:** look up your job's $p$, $m$ and $n$. Compute its idle share, $(p-1)/(nm + p - 1)$, and
+# > **At work tomorrow:** look up your job's $p$, $m$ and $n$. Compute its bubble, and
 # > compare the peak memory of its first and last stage.
 #
 # **Lab:** [lab 5](../labs/lab5_pipeline.py), `python my/labs/lab5_pipeline.py`. **Sources:** 2205.05198 sections

@@ -281,7 +281,7 @@ more = {mode: hardware_flops(GPT3, 1, mode) / eq7(GPT3, 1) - 1 for mode in ("ful
 worked(
     f"6 · 175 billion · 300 billion = {6 * 175e9 * tokens:.3g} FLOPs; {gpus:,} GPUs do {rate:.3g} "
     f"per second: {6 * 175e9 * tokens / rate / 86400:.1f} days.",
-    f"Equation 7 counts the matmuls of the core attention and the output layer too: {flops:.3g} "
+    f"Equation 7 counts the core attention's matmuls too, which have no parameters: {flops:.3g} "
     f"FLOPs, {flops / rate / 86400:.1f} days.",
     f"With full recomputation the same GPUs run {more['full']:.1%} more FLOPs if it stops "
     f"early, {more['paper-full']:.1%} if it goes to its end. At the same HFU the days grow as much.",
@@ -311,14 +311,14 @@ worked(
 # ## What people get wrong here
 #
 # - **"Selective costs 2.7%, so expect 2.7% more time."** FLOPs are the wrong unit for a memory-bound operation.
-# - **MFU from the hardware's FLOPs, or against the sparse peak.** The first flatters slow runs, the second halves the
-#   number.
+# - **MFU from the hardware's FLOPs, or against NVIDIA's headline rate with 2:4 sparsity.** The first flatters slow
+#   runs. The second, twice the dense rate, halves the number.
 #
 # > **Take away**
 # >
 # > 1. Time isn't FLOPs: softmax, dropout and norms are memory-bound, and collectives wait for links.
 # > 2. Per GiB freed, the core, the norms and GeLU are cheap to recompute. Linears aren't.
-# > 3. A larger batch rarely pays for full recomputation.
+# > 3. On a busy GPU, a larger batch pays for neither full nor selective recomputation.
 # >
 # > **At work tomorrow:** compute your job's MFU: FLOPs over (seconds per iteration × devices × dense peak rate). Equation 7
 # > is for this layer; Llama 3 8B's linears take $26sbh^2$, not 24, and experts differ more. Megatron's `--log-throughput`

@@ -347,8 +347,10 @@ for name in codes:
 # actmem plan my_model.py:factory --at s=8192,b=1,h=4096,a=32,k=8,f=14336,v=128256,l=32 --gpus 8 --memory 80
 # ```
 #
-# How near does it come to what others measured? `reserved` and `nvidia-smi` count free pieces too, which [chapter
-# 14](14_allocator_and_eight_bits.ipynb)'s allocator predicts:
+# How near does it come to what others measured? torchtitan's runs recompute (its policy is `--again every-second-matmul`;
+# where it says *recomputed*, everything), so Llama 3 8B takes less than above. In some of these runs the logits lived
+# through backward, as the code of their time says, so we count them there. `reserved` and `nvidia-smi` count free pieces
+# too, which [chapter 14](14_allocator_and_eight_bits.ipynb)'s allocator predicts:
 
 # %% jupyter={"source_hidden": true}
 LiveFigure(show.published_bars())
@@ -363,7 +365,7 @@ print(f"The first run reserved {size_text(more)} more than its tensors took; pre
 show.published_causes()
 
 # %% [markdown]
-# Of Hugging Face's models we ran a step with AdamW on a GPU. `actmem record --step --fake --device cuda` had predicted each
+# We ran one step of Hugging Face models with AdamW on a GPU. `actmem record --step --fake --device cuda` had predicted each
 # peak without one (cuBLAS's workspaces were measured, and added):
 
 # %% jupyter={"source_hidden": true}
@@ -372,8 +374,9 @@ from actmem_course.figures.gpu_results import newest, strangers_bars
 LiveFigure(strangers_bars(newest("strangers")))
 
 # %% [markdown]
-# "It fits" counts tensors. Before torch runs out, it gives back wholly free segments, but no free pieces beside tensors
-# ([chapter 14](14_allocator_and_eight_bits.ipynb)). If a plan leaves little room, set expandable segments.
+# "It fits" counts tensors. Torch takes memory from CUDA in *segments*, and cuts tensors from them. Before it runs out, it
+# gives back wholly free segments, but no free pieces beside tensors ([chapter 14](14_allocator_and_eight_bits.ipynb)). If a
+# plan leaves little room, set `PYTORCH_ALLOC_CONF=expandable_segments:True` (older torch: `PYTORCH_CUDA_ALLOC_CONF`).
 #
 # ## What fits
 #
@@ -383,7 +386,8 @@ LiveFigure(strangers_bars(newest("strangers")))
 #
 # The planner counts the bytes of every layout on its most loaded rank, with the 18 bytes per parameter of [chapter
 # 1](01_memory_wall.ipynb). Here are Llama 3 70B, 64 GPUs of 80 GiB, 128 sequences per step. *b 1* is one sequence in a
-# microbatch; *chunks 5* are the groups of layers of an interleaved stage ([chapter 6](06_pipeline.ipynb)):
+# microbatch. *Chunks 5*: a pipeline rank's layers are five groups from different depths of the model, so that it idles less
+# ([chapter 6](06_pipeline.ipynb)):
 
 # %%
 from actmem_tools.plan.plan_report import layout_text
@@ -409,7 +413,7 @@ for plan in (*plans.plans[:3], of_replicas):
 # %% [markdown]
 # Times within 10% of the fastest can't be told apart. Among these the planner puts first what relies
 # less on overlap, has a lower ZeRO stage, fewer kinds of parallelism, more memory left. So CP 2 stands above DP 2 with ZeRO-1 (the
-# last line): that is beyond the 10%, and has the higher stage.
+# last line): the DP 2 layout is more than 10% slower and needs ZeRO-1.
 #
 # **Now write it:** exercises 8.1 and 8.2, `rank_state_bytes` and `largest_micro_batch_size`, in
 # [lab 8](../labs/lab8_plan.py): `python my/labs/lab8_plan.py`.

@@ -49,8 +49,8 @@ Reveal(
 # *An elective: chapters 1 to 5 are enough.* The layer is Llama's, and its MLP is fused: the backward pass computes `silu(gate)`
 # again, so it isn't saved ([chapter 8](08_todays_layer.ipynb)).
 #
-# **Letters:** $s$ tokens, $b$ sequences, $h$ hidden size, $o$ outputs of a linear, $r$ an adapter's rank (the processes
-# are *GPUs* in this chapter), $a$ query heads, $k$ key and value heads of $d$ elements, $f$ width of the MLP.
+# **Letters:** $s$ tokens, $b$ sequences, $h$ hidden size, $o$ outputs of a linear, $r$ an adapter's rank (*rank* always means
+# this; we call the processes *GPUs*), $a$ query heads, $k$ key and value heads of $d$ elements, $f$ width of the MLP.
 #
 # ## A frozen weight
 #
@@ -198,17 +198,16 @@ print(text_table(("of full training's bytes", "saved", "with dropout"), lines, "
 checks.show()
 
 # %% [markdown]
-# Three things make an adapter save more:
+# Two things make an adapter save more:
 #
 # - **float32.** $A$ multiplies a float32 copy of $X$: $4sbh$. Under autocast the matmul casts it back and saves that
 #   copy: $2sbh$.
 # - **Dropout.** $A$ multiplies dropout's *output*, a new tensor of $2sbh$. Its gradient reads a mask: $sbh$ on a
 #   GPU. (A CPU's mask is as wide as $X$.)
-# - **Nothing is shared.** q, k and v read one $X$, but each adapter makes its own float32 copy or dropout output, and its own
-#   mask.
 #
-# With either of the first two, LoRA's activations take more memory than full training's. When AgileRL left out the copies under autocast, its
-# peak on an A100 fell by 20% (0.5B parameters) and 24% (1.5B)
+# Then nothing is shared either: q, k and v read one $X$, but each adapter makes its own float32 copy or dropout output, and
+# its own mask. With either of the two, LoRA's activations take more memory than full training's. When AgileRL left out the
+# copies under autocast, its peak on an A100 fell by 20% (0.5B parameters) and 24% (1.5B)
 # ([AgileRL#623](https://github.com/AgileRL/AgileRL/pull/623)).
 #
 # ## A whole frozen layer
@@ -229,9 +228,8 @@ Panel(
 # - of two **RMSNorms** their input and a number per token, $4sbh + 8sb$
 # - of **attention** Q, K, V, its output and that number, $4sbh + 4sbkd + 4asb$
 # - **gate and up**, $4sbf$
-# - of seven **linears** nothing
 #
-# That's two thirds of full training. Adapters on all linears bring the last third back.
+# The seven **linears** save nothing. That's two thirds of full training. Adapters on all linears bring the last third back.
 
 # %% jupyter={"source_hidden": true}
 from actmem_course.predicted.adapters import linear_sizes

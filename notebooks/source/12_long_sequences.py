@@ -236,7 +236,8 @@ print(f"In tiles of {TILE:,} tokens, the second moment is the larger one from {l
 # Attention's queries can run in tiles, but every query reads all keys and values before it. **Context parallelism**
 # gives each of $c$ ranks $s/c$ tokens through the whole model, so it divides everything, the loss and K and V too.
 # Tensor parallelism doesn't: beyond $k$ ranks, several hold the same key head. Only attention needs the other ranks'
-# tokens. There are three ways to get them (Megatron: `--context-parallel-size`, with `--cp-comm-type` as named here):
+# tokens. There are three ways to get them (Megatron: `--context-parallel-size`, with `--cp-comm-type` as named here;
+# before Blackwell it wants `CUDA_DEVICE_MAX_CONNECTIONS=1`, as for [TP](04_sequence_parallelism.ipynb)):
 #
 # - **Gather** (`all_gather`). All-gather K and V, save your own shard, and gather again in the backward pass.
 # - **Ring** (`p2p`). Send your K and V to the next rank, and attend to those that arrive, $c - 1$ times. No rank ever has K

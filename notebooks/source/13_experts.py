@@ -74,7 +74,8 @@ Reveal(
 #
 # **The rest of these layers:** RMSNorm, no dropout, and a flash kernel for attention, which saves Q, K, V, its output
 # and one number per query and head, not the scores. Qwen3 also normalizes each head's query and key, so it saves them
-# before their norms too. All MLPs are gated: $\mathrm{down}(\mathrm{silu}(\mathrm{gate}) \cdot \mathrm{up})$.
+# before their norms too. It has 4 key heads: of 8 ranks each has a whole copy of one, so K before its norm, K and V take
+# 2 MiB each there, not 1. All MLPs are gated: $\mathrm{down}(\mathrm{silu}(\mathrm{gate}) \cdot \mathrm{up})$.
 #
 # ## Experts
 #
@@ -83,6 +84,8 @@ Reveal(
 # assignment. Which tensors does the backward pass read?
 #
 # - **Gate, up, and down's input**: yes, as in any MLP. That's $6f$ bytes per assignment, $6sb\kappa f$ in all.
+#   (Megatron's `--recompute-granularity selective --recompute-modules moe_act`, with `--moe-grouped-gemm`, recomputes down's
+#   input.)
 # - **The dispatched token**: yes, for the weight gradients of gate and up. Plain code and Megatron save it, $2h$ bytes per
 #   assignment, for Qwen3 nearly as much as $6f$. The course's layer doesn't: the backward pass dispatches it again, with
 #   one more all-to-all.
@@ -139,10 +142,11 @@ checks.show()
 # No. The kernel's backward reads whole keys and values of every head, and the latents come on top. But you have a
 # choice that other attention doesn't give you: save the latent, and recompute keys and values from it by one narrow
 # matmul. (With `--multi-latent-attention`, Megatron's `--recompute-granularity selective --recompute-modules mla_up_proj` recomputes
-# the queries too; `moe_act`, with `--moe-grouped-gemm`, is for experts' activation functions.) In the picture,
+# the queries too.) In the picture,
 #
 # - $q$ and $c$ are the widths of the latents of queries, and of keys and values
 # - a head's query and key have $n$ elements and $r$ rotary ones, its value has $v$
+# - the *shared* expert is one more expert that every token takes
 
 # %% jupyter={"source_hidden": true}
 Panel(
@@ -223,7 +227,8 @@ checks
 # >
 # > **At work tomorrow:** plan your MoE for the worst case (and add $2h$ per assignment if your code saves dispatched
 # > tokens):
-# > `actmem plan qwen3-30b-a3b --gpus 64 --memory 80 --global-batch 512 --tensor 8 --routing one-sided`.
+# > `actmem plan qwen3-30b-a3b --gpus 64 --memory 80 --global-batch 512 --tensor 8 --routing one-sided`
+# > (*one-sided* is what we call imbalanced).
 #
 # **Sources.** Mixtral 2401.04088 · DeepSeek 2405.04434, 2412.19437 · SonicMoE 2512.14080, for experts that save even
 # less · `src/actmem_more/experts.py`, `latent.py`.

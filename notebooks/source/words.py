@@ -14,19 +14,19 @@ from notebooks.source.build import SOURCES
 
 #: At most so many words and minutes.
 LIMITS = {
-    "01_memory_wall": (1678, 35),
-    "02_counting_bytes": (1734, 50),
+    "01_memory_wall": (1686, 35),
+    "02_counting_bytes": (1740, 50),
     "03_tensor_parallelism": (1374, 40),
-    "04_sequence_parallelism": (1341, 40),
-    "05_recomputation": (1716, 45),
+    "04_sequence_parallelism": (1330, 40),
+    "05_recomputation": (1710, 45),
     "06_pipeline": (1387, 35),
-    "07_time": (1259, 35),
+    "07_time": (1272, 35),
     "08_todays_layer": (918, 35),
-    "09_your_model": (1118, 35),
+    "09_your_model": (1184, 35),
     "10_the_loss": (884, 35),
-    "11_adapters": (916, 35),
-    "12_long_sequences": (1299, 35),
-    "13_experts": (931, 35),
+    "11_adapters": (918, 35),
+    "12_long_sequences": (1307, 35),
+    "13_experts": (982, 35),
     "14_allocator_and_eight_bits": (501, 25),
 }
 MOST_IMPORTS = 6

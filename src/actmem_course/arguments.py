@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from actmem.config import ConfigError
-from actmem_tools.command_line import whole_number
+from actmem_tools.command_line import counted
 
 #: The environment variable that is set if ``--ranks`` started this rank: its parent prints the error of the first rank
 #: that failed.
@@ -41,8 +41,8 @@ def device_for(asked: str, ranks: int, gpus: int, alone: bool = True) -> str:
     if asked == "cpu" or not gpus:
         return "cpu"
     if ranks > gpus and (asked == "cuda" or not alone):
-        gpu_text = f"{gpus} GPU" if gpus == 1 else f"{gpus} GPUs"
-        raise ConfigError("device", f"{ranks} processes on this host but {gpu_text}: start {gpus}, or add --device cpu")
+        rule = f"{ranks} processes on this host but {counted(gpus, 'GPU')}: start {gpus}, or add --device cpu"
+        raise ConfigError("device", rule)
     return "cuda" if ranks <= gpus else "cpu"
 
 
@@ -65,7 +65,6 @@ class LabParser(argparse.ArgumentParser):
 
     def __init__(self, *args, spelled: dict[str, str] | None = None, **kwargs):
         super().__init__(*args, **kwargs)
-        self.register("type", int, whole_number)
         self._spelled = spelled or {}
 
     def error(self, message: str) -> NoReturn:

@@ -6,7 +6,6 @@ How they read options, write results as text or JSON, and answer bad input: with
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,16 +16,6 @@ from actmem.config import ConfigError
 if TYPE_CHECKING:  # only what prints tables needs rich
     from rich.console import Console
     from rich.table import Table
-
-
-def whole_number(text: str) -> int:
-    """Read an integer that is written in ASCII digits, with or without a sign.
-
-    Raises: ValueError on anything else, such as ``1_0`` or other scripts' digits, which Python's ``int`` accepts.
-    """
-    if not re.fullmatch(r"[+-]?[0-9]+", text):
-        raise ValueError(text)
-    return int(text)
 
 
 class Parser(argparse.ArgumentParser):
@@ -40,8 +29,6 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, word: str, description: str, **options):
         super().__init__(prog=f"actmem {word}", description=description, **options)
-        self.register("type", int, whole_number)
-        self.word = word
 
     def error(self, message: str) -> NoReturn:
         raise _BadOption(message)
@@ -78,7 +65,7 @@ class Parser(argparse.ArgumentParser):
             code, message = 130, "interrupted"
         except OSError as error:
             message = f"cannot use {error.filename or 'standard output'}: {error.strerror}"
-        print(f"actmem {self.word}: {' '.join(message.split())}", file=sys.stderr)
+        print(f"{self.prog}: {' '.join(message.split())}", file=sys.stderr)
         return code
 
 

@@ -77,7 +77,7 @@ def _each(is_waste: Callable[[SavedTensor], bool]) -> Callable[[Rows], Rows]:
 
 #: A CPU runs several operations for these where a GPU runs one kernel: for the first with dropout, the second always.
 _FUSED_ON_GPUS = ("scaled_dot_product_attention", "rms_norm")
-_ON_CPU = " Seen on a CPU, whose scaled_dot_product_attention and rms_norm have fewer fused kernels than a GPU's."
+_ON_CPU = " Recorded on a CPU; a GPU may save less."
 _MATMUL = ("matmul", "bmm", "baddbmm", "__matmul__", "einsum")
 
 

@@ -10,7 +10,7 @@ from actmem_course.figures.ch14_allocator_and_eight_bits import (
     memory_after,
     memory_map,
 )
-from actmem_course.others.allocator import MEBIBYTE, CachingAllocator, blocks_of
+from actmem_course.others.allocator import MEBIBYTE, CachingAllocator
 from actmem_course.predicted.eight_bits import break_even_tokens, eight_bit_rows
 from actmem_more.llama_shape import llama_shape
 from actmem_more.llama_terms import llama_rows
@@ -45,7 +45,7 @@ def test_a_map_shows_every_block_of_every_segment(segments, order):
 def test_free_pieces_beside_states_are_what_torch_cannot_give_back():
     """34 MiB are free at the fullest moment: a segment of 12, which goes back, and 22 in pieces."""
     memory, _ = memory_after(18, SEGMENTS[0], "shortest first")
-    free = sum(block.size for first in memory.segments for block in blocks_of(first) if not block.in_use)
+    free = sum(block.size for first in memory.segments for block in first.blocks if not block.in_use)
     assert (free, memory.stuck) == (34 * MEBIBYTE, 22 * MEBIBYTE)
 
 
@@ -54,13 +54,13 @@ def test_of_expandable_segments_whole_free_pages_go_back():
     memory = CachingAllocator(expandable=True)
     for name, size in (("first", 2), ("between", 48), ("last", 10)):
         memory.take(name, size * MEBIBYTE)
-    _, between, last = blocks_of(memory.segments[0])
+    _, between, last = memory.segments[0].blocks
     assert memory.stuck == 0
     memory.free(between)
     assert memory.stuck == 28 * MEBIBYTE
     memory.free(last)
     assert memory.stuck == 18 * MEBIBYTE
-    memory.free(blocks_of(memory.segments[0])[0])
+    memory.free(memory.segments[0].blocks[0])
     assert memory.stuck == 0
 
 

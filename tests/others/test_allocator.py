@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from actmem_course.others.allocator import MEBIBYTE, CachingAllocator, blocks_of
+from actmem_course.others.allocator import MEBIBYTE, CachingAllocator
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_whatever_is_taken_and_given_back_blocks_never_overlap(expandable):
     memory.free(*live)
     assert memory.allocated == 0
     assert len(memory.segments) == 2 or not expandable
-    assert all(not block.in_use for first in memory.segments for block in blocks_of(first))
+    assert all(not block.in_use for first in memory.segments for block in first.blocks)
 
 
 def test_what_is_freed_is_reserved_and_an_expandable_segment_grows_by_what_is_missing():

@@ -1,7 +1,6 @@
 """``actmem plan`` as a user types it: text, JSON, a page, exit codes, bad input in one line."""
 
 import json
-import re
 import subprocess
 import sys
 
@@ -30,7 +29,6 @@ def test_json_has_the_bill_line_by_line(capsys):
     usable = 80 * 2**30 - bill["allowance_bytes"]
     assert out["refused"] and all(r["over_bytes"] == r["bytes"] - usable > 0 for r in out["refused"])
     assert out["counted"] > 1000
-    assert out["what_would_fit"] == ""
     assert set(out["settings"]) == {"Megatron-LM", "torchtitan", "Hugging Face"}
 
 
@@ -52,15 +50,14 @@ def test_text_fits_80_columns_and_names_the_flags(tmp_path, capsys):
         assert words in out
 
 
-def test_what_would_fit_is_the_memory_of_the_smallest_layout(capsys):
+def test_the_nearest_layout_fits_with_what_it_lacks(capsys):
     request = ["1T", "--gpus", "64", "--global-batch", "512", "--json", "--memory"]
     assert main([*request, "80"]) == 1
     out = json.loads(capsys.readouterr().out)
     assert out["plans"] == [] and out["bill"] is None and out["refused"]
-    needed = re.match(r"With ([\d.]+) GiB", out["what_would_fit"])
-    assert needed
-    for memory, code in ((needed[1], 0), (str(float(needed[1]) - 0.2), 1)):
-        assert main([*request, memory]) == code
+    over = out["refused"][0]["over_bytes"]
+    for more, code in ((over, 0), (over - 1, 1)):
+        assert main([*request, str(80 + more / 2**30)]) == code
         capsys.readouterr()
 
 

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from actmem.config import PAPER_MODELS, ZERO_STAGES, ConfigError, ModelShape, Parallel
 from actmem_tools.plan.planned_models import PLANNED_MODELS, PlannedGPT, PlannedLlama, planned_model_of
-from actmem_tools.plan.search import Plan, bill_of, find_plans
+from actmem_tools.plan.search import Plan, Request, bill_of
 from actmem_tools.plan.step_time import GIBIBYTE, Cluster, StepSeconds
 from actmem_tools.tape.stage_tapes import Transient
 from actmem_tools.verify import chunks_of, count_peak, report_verification, verify_plan
@@ -112,7 +112,7 @@ def test_plans_of_every_axis(case):
 def test_a_plan_of_a_large_model_as_the_search_finds_it(name):
     model, paper = planned_model_of(name), PAPER_MODELS[name]
     cluster = Cluster(paper.num_devices, 80 * GIBIBYTE)
-    found = find_plans(model, cluster, paper.global_batch_size, 30, {"num_model_chunks": 1})
+    found = Request(model, cluster, paper.global_batch_size, {"num_model_chunks": 1}, everything=True).search(30)
     chosen = max(found.plans, key=lambda each: each.layout.pipeline_parallel_size)
     comparison = verify_plan(model, chosen)
     assert comparison.exact, comparison.describe()
@@ -140,8 +140,8 @@ def test_chunks_are_the_models_layers_once(p):
 def test_the_peak_of_the_papers_models_as_the_search_plans_them(name):
     model, paper = planned_model_of(name), PAPER_MODELS[name]
     cluster = Cluster(paper.num_devices, 80 * GIBIBYTE)
-    (fastest,) = find_plans(model, cluster, paper.global_batch_size, 1, {"zero_stage": 0}).plans
-    peak = count_peak(model, fastest)
+    (first,) = Request(model, cluster, paper.global_batch_size, {"zero_stage": 0}, everything=True).search().plans
+    peak = count_peak(model, first)
     assert peak.measured > 10**8 and not peak.difference, peak
 
 
@@ -220,7 +220,7 @@ def test_named_shapes_under_context_parallelism(name):
     model = of_few_layers(name)
     if not model.context_parallel:
         with pytest.raises(ConfigError, match=f"context_parallel_size: {model.name}"):
-            find_plans(model, Cluster(64, 80 * GIBIBYTE), 64, 1, {"context_parallel_size": 2})
+            Request(model, Cluster(64, 80 * GIBIBYTE), 64, {"context_parallel_size": 2}).search()
         return
     layout = Parallel(4, True, 2, micro_batch_size=2, context_parallel_size=2)
     every_line_and_the_peak_are_what_is_counted(model, plan(layout, "elementwise", n=4))

@@ -6,7 +6,7 @@ from actmem_course.figures.diagrams import Box, boxes, diagram
 from actmem_course.figures.marks import Drawing, legend
 from actmem_course.figures.style import FILLS
 from actmem_course.figures.units import size_text
-from actmem_course.others.allocator import MEBIBYTE, CachingAllocator, MemoryBlock, blocks_of
+from actmem_course.others.allocator import MEBIBYTE, CachingAllocator, MemoryBlock
 from actmem_course.predicted.eight_bits import COPIES, NARROW, WIDE, break_even_tokens, eight_bit_rows
 from actmem_more.llama_shape import LlamaShape
 from actmem_more.llama_terms import llama_rows
@@ -82,7 +82,7 @@ def memory_map(moment: int, segments: str = _PLAIN, order: str = "shortest first
     batch, way = _STEPS[moment - 1]
     drawn = []
     for y, first in enumerate(memory.segments):
-        for block in blocks_of(first):
+        for block in first.blocks:
             use = "this batch" if block in live else "Adam's states" if block.in_use else "free, and reserved"
             size, fill = block.size // MEBIBYTE, FILLS[_USES[use]]
             words = f"{block.name if block.in_use else use}: {size} MiB"
@@ -94,7 +94,7 @@ def memory_map(moment: int, segments: str = _PLAIN, order: str = "shortest first
         f"{doing}: {held} MiB allocated, {reserved} MiB reserved,<br>"
         f"{reserved - held} MiB free, of which torch can't give {memory.stuck // MEBIBYTE} MiB back",
         [*legend({use: FILLS[what] for use, what in _USES.items()}), *boxes(drawn)],
-        f"Segments of {', '.join(str(sum(b.size for b in blocks_of(s)) // MEBIBYTE) for s in memory.segments)} MiB; "
+        f"Segments of {', '.join(str(sum(b.size for b in s.blocks) // MEBIBYTE) for s in memory.segments)} MiB; "
         f"{held} MiB of them hold tensors. {doing}.",
         width=102, height=7, pixels=380, left=-1, top=-0.3,
     )  # fmt: skip

@@ -27,12 +27,16 @@ class ReservedMemory(StepMode):
 
     Args:
         existing: tensors that are there before.
+
+    Attributes:
+        peak: the most bytes that blocks in use had at a time, as ``max_memory_allocated`` counts.
     """
 
     def __init__(self, existing: Iterable[Tensor]):
         super().__init__()
         self._allocators: dict[object, CachingAllocator] = {}
         self._blocks: dict[int, tuple[CachingAllocator, MemoryBlock]] = {}
+        self._allocated = self.peak = 0
         self.storages = StorageLifetimes(self._change)
         self._note(existing)
 
@@ -54,21 +58,29 @@ class ReservedMemory(StepMode):
     def _change(self, number: int, size: int | None) -> None:
         if number in self._blocks:
             allocator, block = self._blocks.pop(number)
+            self._allocated -= block.size
             allocator.free(block)
         if size:
             # FSDP2 chooses its streams on a CPU as well.
             allocator = self._allocators.setdefault(torch.cpu.current_stream(), CachingAllocator())
-            self._blocks[number] = allocator, allocator.take("", size)
+            block = allocator.take("", size)
+            self._blocks[number] = allocator, block
+            self._allocated += block.size
+            self.peak = max(self.peak, self._allocated)
 
 
-def reserved_bytes(model: nn.Module, inputs: Any, optimizer: torch.optim.Optimizer, num_microbatches: int = 1) -> int:
-    """Return what is reserved, in bytes, once a further training step reserves nothing more.
+def allocator_bytes(
+    model: nn.Module, inputs: Any, optimizer: torch.optim.Optimizer, num_microbatches: int = 1
+) -> tuple[int, int]:
+    """Train until a further step reserves nothing more.
 
     Args:
         model: what is trained, of fake tensors.
         inputs: of each microbatch, as ``run_forward`` takes them.
         optimizer: makes its states in the first step.
         num_microbatches: of a step.
+
+    Returns: the peak of what is allocated; what is reserved in the end. Both in bytes.
     """
     memory, before = ReservedMemory([*model.parameters(), *model.buffers(), *tensors_in(inputs)]), 0
     gc.disable()  # or storages in reference cycles would be freed at any moment
@@ -82,4 +94,4 @@ def reserved_bytes(model: nn.Module, inputs: Any, optimizer: torch.optim.Optimiz
                 model.zero_grad()
     finally:
         gc.enable()
-    return before
+    return memory.peak, before

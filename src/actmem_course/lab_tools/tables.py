@@ -1,8 +1,9 @@
 """One way to make a table for a terminal: at most 80 columns, and bytes in full, since they are exact."""
 
-from rich import box
 from rich.table import Column, Table
 from rich.text import Text
+
+from actmem_tools.command_line import empty_table
 
 
 def numbers(name: str) -> Column:
@@ -21,16 +22,12 @@ def table(title: str, *columns: str | Column, tight: bool = False) -> Table:
     Args:
         tight: put less space between the columns.
     """
-    return Table(
-        *(Column(column, no_wrap=True) if isinstance(column, str) else column for column in columns),
-        title=title or None,
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        padding=(0, 1),
-        collapse_padding=tight,
-    )
+    made = empty_table(title)
+    made.collapse_padding = tight
+    for column in columns:
+        own = Column(column, no_wrap=True) if isinstance(column, str) else column
+        made.add_column(own.header, justify=own.justify, no_wrap=own.no_wrap, overflow=own.overflow)
+    return made
 
 
 def red_if(wrong: bool) -> str:

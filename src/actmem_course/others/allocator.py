@@ -70,11 +70,6 @@ class Segment:
         self.blocks = joined
 
 
-def blocks_of(segment: Segment) -> list[MemoryBlock]:
-    """Return all blocks of a segment in order."""
-    return segment.blocks
-
-
 @dataclass
 class CachingAllocator:
     """An allocator whose blocks are taken and given back.

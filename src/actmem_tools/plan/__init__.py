@@ -1,1 +1,1 @@
-"""The planner: layouts, bills and times.  Begin with ``search.find_plans``.  Prediction only: no torch."""
+"""The planner: layouts, bills and times.  Begin with ``search.Request``.  Prediction only: no torch."""

@@ -23,7 +23,12 @@ _CONNECTIONS = "export CUDA_DEVICE_MAX_CONNECTIONS=1  # not from Blackwell on"
 _MEGATRON_RECOMPUTE: dict[str, list[str]] = {
     "none": [],
     "selective": ["--recompute-granularity selective", "--recompute-modules core_attn"],
-    "full": ["--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1"],
+    "full": [
+        "--recompute-granularity full",
+        "--recompute-method uniform",
+        "--recompute-num-layers 1",
+        "# its checkpoint recomputes all of a layer; the plan's stops early, without the layer's last matmul",
+    ],
 }
 #: Keys that a configuration of DeepSpeed must have; "auto" takes them from TrainingArguments.
 _DEEPSPEED_SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
@@ -42,18 +47,6 @@ def settings_lines(framework: str, model: PlannedModel, plan: Plan, global_batch
     """
     lack = LACKS[framework](model, plan.layout, plan.recompute)
     return [f"# it can't run this plan: {lack}"] if lack else _SETTINGS[framework](model, plan, global_batch_size)
-
-
-def _full_recompute_note(model: PlannedModel, plan: Plan) -> list[str]:
-    """Say that Megatron-LM's checkpoint also recomputes a layer's last matmul, which the plan's doesn't."""
-    if plan.recompute != "full":
-        return []
-    axes = plan.layout.layer_axes
-    share = model.added_work(axes, plan.recompute).matmul_flops / (3 * model.layer_work(axes).matmul_flops)
-    return [
-        f"# its checkpoint recomputes all of a layer, {1 / 3:.1%} more FLOPs; "
-        f"the plan's stops early and adds {share:.1%}"
-    ]
 
 
 def megatron_settings(model: PlannedModel, plan: Plan, global_batch_size: int) -> list[str]:
@@ -105,7 +98,7 @@ def megatron_settings(model: PlannedModel, plan: Plan, global_batch_size: int) -
     if layout.replicas > 1:
         flags.append("--overlap-grad-reduce")
     flags += _MEGATRON_ZERO[layout.zero_stage] + [*model.optimizer.megatron]
-    flags += [*_MEGATRON_RECOMPUTE[plan.recompute], *_full_recompute_note(model, plan)]
+    flags += _MEGATRON_RECOMPUTE[plan.recompute]
     # Megatron-FSDP refuses to run with that variable.
     connections = max(t, layout.context_parallel_size) > 1 and layout.zero_stage < 2
     return [_CONNECTIONS, *flags] if connections else flags

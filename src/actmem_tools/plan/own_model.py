@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from actmem.config import LARGEST_SIZE, Parallel
-from actmem.rows import Row, total
+from actmem.rows import Row, size_text, total
 from actmem_tools.command_line import empty_table
 from actmem_tools.config_file import Order
 from actmem_tools.plan.optimizers import OPTIMIZERS, Optimizer
 from actmem_tools.plan.planned_models import RankWork
-from actmem_tools.plan.step_time import GIBIBYTE, Cluster, Shards, StepSeconds, data_seconds, gib_or_mib, work_seconds
+from actmem_tools.plan.step_time import GIBIBYTE, Cluster, Shards, StepSeconds, data_seconds, work_seconds
 from actmem_tools.tape.evaluate import GRADIENTS
 from actmem_tools.tape.extrapolate_blocks import (
     LOSS_CHUNKS,
@@ -416,7 +416,7 @@ def print_outcome(console: Console, found: Mapping, cluster: Cluster) -> None:
     sizes = "".join(f", {letter}={size}" for letter, size in found["sizes"].items())
     say(f"{asked['text']}{sizes}: {asked['bytes'] / GIBIBYTE:.2f} GiB needed, {usable / GIBIBYTE:.2f} there")
     over = asked["bytes"] - usable
-    verdict = f"It doesn't fit: {gib_or_mib(over)} too much" if over > 0 else f"It fits: {gib_or_mib(-over)} free"
+    verdict = f"It doesn't fit: {size_text(over)} too much" if over > 0 else f"It fits: {size_text(-over)} free"
     largest = max(found["bill"], key=lambda line: line["bytes"])
     say(f"{verdict}; the largest line is {largest['term']}, {largest['bytes'] / GIBIBYTE:.2f} GiB")
     bill, rest = empty_table("The bill", "line", "GiB", "source"), found["bill"][16:]

@@ -8,18 +8,13 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from actmem.config import Parallel
+from actmem.rows import size_text
 from actmem_tools.command_line import empty_table
 from actmem_tools.plan.framework_flags import settings_lines
 from actmem_tools.plan.frameworks import LACKS
 from actmem_tools.plan.planned_models import PlannedModel
 from actmem_tools.plan.search import Counted, Plan, Request, SearchResult, bill_of
-from actmem_tools.plan.step_time import (
-    GIBIBYTE,
-    MATMUL_SHARE,
-    MODEL_ERROR,
-    Cluster,
-    gib_or_mib,
-)
+from actmem_tools.plan.step_time import GIBIBYTE, MATMUL_SHARE, MODEL_ERROR, Cluster
 
 if TYPE_CHECKING:  # a page has the plan's words and not rich
     from rich.console import Console
@@ -57,7 +52,6 @@ def as_object(request: Request, found: SearchResult) -> dict:
         bill: the first plan's bill: "moment", "bytes", "lines" with a part, term, bytes and source each,
             "allowance_bytes" and "free_bytes"; None if nothing fits.
         refused: the smallest layouts that don't fit, each with "over_bytes", how much they are too large.
-        what_would_fit: the memory that the smallest of them needs, in words; "" if something fits.
         settings: lines to paste, by framework.
     """
     model, cluster, batch = request.model, request.cluster, request.global_batch_size
@@ -89,7 +83,6 @@ def as_object(request: Request, found: SearchResult) -> dict:
             }
             for refused in found.nearest
         ],
-        "what_would_fit": "" if chosen else nearest_that_fits(request, found),
         "settings": {name: settings_lines(name, model, chosen, batch) if chosen else [] for name in LACKS},
     }
 
@@ -197,16 +190,9 @@ def refusal_text(model: PlannedModel, refused: Counted, cluster: Cluster) -> str
     parts = ", ".join(f"{name} {size / GIBIBYTE:.1f}" for name, size in largest)
     over = refused.bytes - cluster.usable_bytes
     return (
-        f"{layout_text(refused.layout)}: {gib_or_mib(over)} too much on pipeline rank {refused.pipeline_rank} "
+        f"{layout_text(refused.layout)}: {size_text(over)} too much on pipeline rank {refused.pipeline_rank} "
         f"with recomputation {refused.recompute} ({parts} GiB)"
     )
-
-
-def nearest_that_fits(request: Request, found: SearchResult) -> str:
-    """Say in one line how much memory a GPU must have for the smallest layout of a search in which nothing fits."""
-    smallest = found.nearest[0]
-    tenths = -(-10 * (smallest.bytes + request.cluster.allowance_bytes) // GIBIBYTE)  # rounded up, or it wouldn't fit
-    return f"With {tenths / 10:.1f} GiB a GPU {layout_text(smallest.layout)} would fit"
 
 
 def print_plans(console: Console, outcome: Mapping) -> None:
@@ -248,9 +234,6 @@ def print_plans(console: Console, outcome: Mapping) -> None:
     if outcome["refused"]:
         head("Nearest of those that do not fit")
         say(*(f"- {refused['text']}" for refused in outcome["refused"][:3]))
-    if outcome["what_would_fit"]:
-        head("What it would take")
-        say(outcome["what_would_fit"])
 
 
 def _plans_table(plans: list[dict]) -> Table:

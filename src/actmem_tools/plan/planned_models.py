@@ -142,10 +142,8 @@ class PlannedModel(ABC):
     def with_modes(self, modes: Sequence[str]) -> PlannedModel:
         """Return the same model with only some of its modes of recomputation.
 
-        Raises: ConfigError on an unknown mode, or if there is none.
+        Raises: ConfigError on an unknown mode.
         """
-        if not modes:
-            raise ConfigError("recompute", "must name at least one mode")
         for mode in modes:
             check_choice("recompute", mode, self.recompute_modes)
         return self._with(recompute_modes=tuple(mode for mode in self.recompute_modes if mode in modes))

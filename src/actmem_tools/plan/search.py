@@ -363,10 +363,6 @@ class Counted:
     bytes: int
 
 
-class Refused(Counted):
-    """A layout that doesn't fit even with the most recomputation that may be used."""
-
-
 @dataclass(frozen=True)
 class Plan(Counted):
     """A layout that fits, with the least recomputation with which it does, and how long its step takes."""
@@ -409,29 +405,10 @@ class SearchResult:
     """
 
     plans: list[Plan]
-    nearest: list[Refused]
+    nearest: list[Counted]
     counted: int
     fitting: int
     near: int = 0
-
-
-def find_plans(
-    model: PlannedModel, cluster: Cluster, global_batch_size: int, keep: int = 10, fixed: Mapping[str, int] = {}
-) -> SearchResult:
-    """Count all layouts, and order those that fit by predicted time, the fastest first.
-
-    The same arguments always give the same result.
-
-    Args:
-        model: what is trained.
-        cluster: its GPUs.
-        global_batch_size: sequences of one step.
-        keep: how many plans to return, and how many of the layouts that don't fit.
-        fixed: sizes that a layout must have (see ``layouts``).
-
-    Raises: ConfigError if no layout has these GPUs, this batch and these sizes, or if the model has no such axis.
-    """
-    return _Search(Request(model, cluster, global_batch_size, fixed, everything=True)).run(keep)
 
 
 @dataclass(frozen=True)
@@ -458,10 +435,14 @@ class Request:
         The fastest comes first, but among those whose times are within ``MODEL_ERROR`` of the fastest's
         ``Plan.order_of_equals`` decides.
 
+        The same request always gives the same result.
+
         Args:
             keep: how many plans to return, and how many of the layouts that don't fit.
+
+        Raises: ConfigError if no layout has these GPUs, this batch and these sizes, or if the model has no such axis.
         """
-        return _Search(self).run(keep, ranked=True)
+        return _Search(self).run(keep)
 
 
 class _Search:
@@ -473,10 +454,10 @@ class _Search:
         self.reasons: Counter[str] = Counter()  # why layouts were refused, and how often
         self._times = cache(self._layer_seconds)
 
-    def run(self, keep: int, ranked: bool = False) -> SearchResult:
+    def run(self, keep: int) -> SearchResult:
         self._check()
         plans: list[Plan] = []
-        nearest: list[Refused] = []
+        nearest: list[Counted] = []
         for layout in layouts(self.model, self.cluster, self.batch, self.fixed):
             modes = self._modes(layout)
             if reason := refusal(self.model, layout.stage_axes) or ("" if modes else _NOT_RUN):
@@ -489,7 +470,7 @@ class _Search:
         limit = (1 + MODEL_ERROR) * min((plan.seconds.total for plan in plans), default=0)
 
         def place(plan: Plan) -> tuple:
-            return (0, *plan.order_of_equals) if ranked and plan.seconds.total <= limit else (1, *plan.order)
+            return (0, *plan.order_of_equals) if plan.seconds.total <= limit else (1, *plan.order)
 
         best = heapq.nsmallest(keep, plans, key=place)
         close = heapq.nsmallest(keep, nearest, key=lambda refused: refused.bytes)
@@ -531,8 +512,8 @@ class _Search:
             work_seconds(self.model.last_work(layout), self.cluster),
         )
 
-    def _best(self, layout: Parallel, modes: Sequence[str]) -> Plan | Refused:
-        """Return the plan with the least recomputation that fits in this layout, or a refusal if none fits."""
+    def _best(self, layout: Parallel, modes: Sequence[str]) -> Counted:
+        """Return the plan with the least recomputation that fits in this layout, or the smallest bytes if none fits."""
         self.counted += 1
         n = self.batch // (layout.data_parallel_size * layout.micro_batch_size)
         p = layout.pipeline_parallel_size
@@ -551,7 +532,7 @@ class _Search:
                 break
         fullest = max(sizes, key=lambda rank: (sizes[rank], -rank))
         if sizes[fullest] > room:
-            return Refused(layout, modes[-1], n, fullest, sizes[fullest])
+            return Counted(layout, modes[-1], n, fullest, sizes[fullest])
         return Plan(layout, recompute, n, fullest, sizes[fullest], self._seconds(layout, recompute, n))
 
     def _seconds(self, layout: Parallel, recompute: str, n: int) -> StepSeconds:

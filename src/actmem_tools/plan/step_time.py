@@ -24,11 +24,6 @@ from actmem_tools.plan.planned_models import PlannedModel, RankWork
 GIBIBYTE = 2**30
 
 
-def gib_or_mib(size: int) -> str:
-    """Write a number of bytes in GiB, or in MiB if it is below a tenth of a GiB."""
-    return f"{size / GIBIBYTE:.1f} GiB" if size >= 0.1 * GIBIBYTE else f"{size / 2**20:.2f} MiB"
-
-
 @dataclass(frozen=True)
 class Device:
     """One GPU's rates, as its data sheet states them.

@@ -16,8 +16,11 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from actmem.config import ConfigError
+from actmem.config import ConfigError, ModelShape
+from actmem.formulas.activations import layer_rows
 from actmem.ledger.recorder import record
+from actmem.recipes import PAPER_LAYER
+from actmem.rows import total
 from actmem_tools.gpu_kernels import gpu_kernels_on_cpu
 from actmem_tools.tape.evaluate import BACKWARD, Event, Make, Mark, Run, Tape, moments, read_events, sizes_of, value
 from actmem_tools.tape.extrapolate_blocks import LOSS_CODE, adapter_code, recompute_code
@@ -168,9 +171,13 @@ def test_the_command_reads_a_tape_without_torch(solved, tmp_path):
 def test_the_command_prints_the_papers_formula(tmp_path, capsys):
     layer, file = "tests.measure.factories_for_tests:layer", tmp_path / "layer.json"
     assert main([layer, "--letters", "s:4,b,h:8", "--out", str(file)]) == 0
-    # Four heads, so 5as²b is 20; 8sb are the statistics, in bfloat16 on a CPU; the input is not the step's: 32, not 34;
-    # 2 bytes are the loss.
-    assert capsys.readouterr().out.splitlines()[1] == "forward keeps 32sbh + 20s²b + 8sb + 2 bytes"
+    # With s = b = 1 and four heads; without the input, which is not the step's.
+    shape = ModelShape(1, 1, 32, 4)
+    rows = [row for row in layer_rows(shape) if row.term != PAPER_LAYER.input]
+    core = total(row for row in rows if row.term in PAPER_LAYER.core)
+    rest = (total(rows) - core) // shape.hidden_size
+    # 8sb are the statistics, in bfloat16 on a CPU; 2 bytes are the loss.
+    assert capsys.readouterr().out.splitlines()[1] == f"forward keeps {rest}sbh + {core}s²b + 8sb + 2 bytes"
     sizes = {"s": 64, "b": 3, "h": 40}
     tape = Tape.from_json(file.read_text())
     assert value(tape.kept_formula(), list(sizes.values())) == tape.at(sizes).kept_bytes

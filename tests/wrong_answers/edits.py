@@ -3,6 +3,10 @@
 Exercise, words of the diagnosis, ours, the mistake, and so on in turn.
 """
 
+from actmem.recipes import PAPER_LAYER
+
+#: Terms of which an answer has half, beside the four that are named: all but the masks and the input, one of the four.
+OTHERS = len(PAPER_LAYER.recipes) - len(PAPER_LAYER.other_dtype) - 3
 OUTSIDE = r"outside group; pass group=group to every call"
 STATES = "        ctx.save_for_backward(*inputs, *_states(inputs[0]))\n"
 SAVED = "ctx.saved_tensors[:count], ctx.saved_tensors[count:]"
@@ -74,7 +78,7 @@ EDITS = [
     ("7.2", r"it saves [\d,]+ B for backward where", "return _RMSNorm.apply(x, weight, eps)", "w = wide(x)\n    return (w * torch.rsqrt(w.pow(2).mean(-1, keepdim=True) + eps) * wide(weight)).to(x.dtype)"),
     ("7.2", r"1/rms is saved in 16 bits", "ctx.save_for_backward(x, weight, inverse_rms)", "ctx.save_for_backward(x, weight, inverse_rms.to(x.dtype))"),
     ("3.7", r"without sequence_parallel and with seed 0, ranks draw the same for core", "core.manual_seed(seed + 1000 * (rank + 1))", "core.manual_seed(seed * (rank + 2))"),
-    ("1.1", r"^layer-norm 1 input is 1/2 of what is saved \(and so QKV projection input, Q, K and 8 more\); .*2 bytes an element$", "2 * sbh,", "sbh,", "8 * sbh,", "4 * sbh,", "2 * scores", "scores"),
+    ("1.1", rf"^layer-norm 1 input is 1/2 of what is saved \(and so QKV projection input, Q, K and {OTHERS} more\); .*2 bytes an element$", "2 * sbh,", "sbh,", "8 * sbh,", "4 * sbh,", "2 * scores", "scores"),
     ("1.1", r"must be a whole number, not .*divide with //", "sbh, scores = s * b * h, a", "sbh, scores = s * b * h / 1, a"),
     ("5.1", r"no more can run ahead|before its forward|twice|never runs", AHEAD, "pipeline_parallel_size - rank - 1", "range(num_microbatches - ahead,", "range(max(0, num_microbatches - ahead),"),
     ("5.1", r'each entry must be \("F", i\) or \("B", i\)', '[("F", i)', '[("forward", i)'),

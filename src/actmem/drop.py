@@ -381,7 +381,13 @@ class TensorView(NamedTuple):
 
 
 class RecipeSource(NamedTuple):
-    """A tensor that a recipe reads: its name, its view, and whether it requires a gradient."""
+    """A tensor that a recipe (the call that makes a term again) reads.
+
+    Attributes:
+        name: of the term that the tensor is.
+        view: its shape and strides, and where in its storage it begins.
+        requires_grad: whether it requires a gradient.
+    """
 
     name: str
     view: TensorView

@@ -21,7 +21,8 @@ class LinearCrossEntropy(nn.Module):
     Args:
         chunk: tokens whose logits exist at once.
         ignore_index: the target of positions that have no loss.
-        vocab_size: as for ``vocab.VocabParallelCrossEntropy``.
+        vocab_size: v without padding, if rows were added so that t divides the vocabulary; the logits of padding rows
+            count for nothing. None: all rows are words.
 
     Args of ``forward``:
         x: ``[s, b, h]``, the same on all ranks, or this rank's ``[s/t, b, h]`` under sequence parallelism.
@@ -34,10 +35,10 @@ class LinearCrossEntropy(nn.Module):
     Saves: x as given, 2sbh bytes in 16 bits or 1/t of that; a 4-byte copy of the targets; one number a token.
     Recomputes: each chunk's logits in backward. So there are 4 matmuls of s·b·v·h in place of 3; one less if x or the
     weight needs no gradient.
-    Collectives: three numbers for each of the sb positions in forward, and x's gradient in backward. Under sequence
-        parallelism x is gathered in both.
-    Raises: ConfigError on a chunk below 1, unless there is one target for each token, and on a target that is neither
-        in 0 … v − 1 nor ``ignore_index`` (on a GPU a device-side assertion).
+    Collectives: all-reduces of three numbers for each of the sb positions in forward, and of x's gradient in backward.
+        Under sequence parallelism x is gathered in both passes, and its gradient is reduce-scattered.
+    Raises: ConfigError if ``chunk`` is below 1; if there isn't one target for each token; if a target is neither in
+        0 … v − 1 nor ``ignore_index`` (on a GPU that is a device-side assertion).
     Source: 2205.05198 section 4.3 for the sharing; 2410.10989 (Liger) and 2411.09009 for the chunks.
     """
 

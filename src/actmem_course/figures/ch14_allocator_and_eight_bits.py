@@ -58,7 +58,15 @@ _PLAIN, _EXPANDABLE = SEGMENTS = "plain", "expandable"
 
 
 def memory_after(moment: int, segments: str, order: str) -> tuple[CachingAllocator, list[MemoryBlock]]:
-    """Return the allocator after ``moment`` events, and the blocks that the present batch's tensors have."""
+    """Play the first events of three batches, which take and free tensors, on the allocator's model.
+
+    Args:
+        moment: How many of the events (``_STEPS``) are played.
+        segments: One of SEGMENTS, "plain" or "expandable".
+        order: A key of ORDERS: in which order the batches come.
+
+    Returns: The allocator, and the blocks that the present batch's tensors have.
+    """
     memory = CachingAllocator(segments == _EXPANDABLE)
     live: list[MemoryBlock] = []
     for batch, way in _STEPS[:moment]:

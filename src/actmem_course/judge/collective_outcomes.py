@@ -212,6 +212,10 @@ def result_of(seen: Watch) -> str:
 
 
 def assigned(seen: Watch) -> str:
-    """Guess, in words, where a result or gradient of None comes from, after a pass that ran a collective."""
+    """Say what to look for if a pass that ran a collective returned None: its own None was taken for the result.
+
+    Args:
+        seen: the collectives that the pass ran.
+    """
     name = f"dist.{seen.collectives[-1].kind.replace('-', '_')}"
     return f"was the result of {name} assigned? It writes into the tensor that it is given, and returns None"

@@ -58,7 +58,17 @@ TABLE5 = {
 
 @dataclass(frozen=True)
 class DataParallelRun:
-    """The 530B model with 8-way data parallelism, so 8 global batches on 8 times the GPUs (section 6.3)."""
+    """A run of the 530B model with data parallelism (section 6.3).
+
+    Each replica trains on a batch as large as that of the run without data parallelism.
+
+    Attributes:
+        data_parallel_size: Replicas.
+        num_devices: GPUs of all replicas.
+        seconds: Of one training step.
+        mfu_percent: Model FLOPs utilization with selective recomputation, in percent.
+        full_recompute_mfu_percent: The same with full recomputation.
+    """
 
     data_parallel_size: int
     num_devices: int

@@ -29,7 +29,7 @@ class PublishedRun:
         plan_bytes: what the command predicts to be allocated; None if the run is left out.
         reserved_bytes: what torch's allocator would reserve for the same run; None if the run is left out.
 
-    The other fields are columns of published_runs.tsv.
+    The other fields are columns of published_runs.tsv, explained at this module's top.
     """
 
     name: str

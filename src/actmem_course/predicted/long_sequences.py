@@ -23,11 +23,11 @@ class LongStep:
 
     Attributes:
         name: What it does.
-        asked: Where people asked for it, or who wrote it.
-        parts: Bytes at the peak besides weights, by part.
+        asked: Who asked for it or wrote it, in words.
+        parts: Bytes at the peak of a training step once it is taken, besides weights, by part.
         added_flops: FLOPs that it adds, as a share of a training step's.
-        copied_bytes: Bytes that are copied to the host, and back.
-        sent_bytes: Bytes that each GPU sends to others.
+        copied_bytes: Bytes that a training step copies to the host, and back.
+        sent_bytes: Bytes that each GPU sends to others in a training step.
     """
 
     name: str
@@ -75,7 +75,10 @@ def _peak(shape: LlamaShape, loss: str, tile: int | None = None, on_host: bool =
 
 
 def everything_kept(shape: LlamaShape) -> int:
-    """Return the bytes if each layer keeps all that its backward reads, and the loss is computed from 16-bit logits."""
+    """Return the bytes of activations on one GPU if each layer saves all that its backward reads.
+
+    The loss is computed from 16-bit logits. Weights, gradients and states aren't counted.
+    """
     tokens = shape.seq_length * shape.micro_batch_size
     last = loss_peak_rows("16 bits", tokens, shape.hidden_size, shape.vocab_size)
     return shape.num_layers * total(llama_rows(shape)) + 2 * tokens * shape.hidden_size + total(last)

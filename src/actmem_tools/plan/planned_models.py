@@ -273,8 +273,12 @@ class PlannedGPT(PlannedModel):
     """A GPT of the paper, by the paper's formulas.
 
     Args:
-        name: the model's name.  If it is one of ``PAPER_MODELS``, a step has as many sequences as in the paper.
+        name: the model's name.  If it is one of ``PAPER_MODELS``, a step has as many sequences as in the paper;
+            otherwise one.
         shape: its sizes.
+
+    Attributes:
+        recompute_modes: the paper's modes of recomputation that a plan may use, least recomputation first.
     """
 
     shape: ModelShape

@@ -30,7 +30,7 @@ question = Prediction(
     unit="GiB",
     because=(
         "That is more than all the rest together, and all four models of the figure run out of memory. This chapter "
-        "says what these tensors are, and why more GPUs don't help."
+        "says what these tensors are, and why more GPUs don't shrink them."
     ),
     line=GuessLine(per=2**30, start=without_activations),
 )
@@ -231,7 +231,7 @@ checks.add("first stage of the 1T model, on one rank", [(predicted, counted)], "
 checks.show()
 
 # %% [markdown]
-# ## Why more GPUs don't help
+# ## Why more GPUs don't shrink activations
 #
 # Suppose you use twice as many stages. Each GPU has half as many layers. Does it need half as much memory for
 # activations?

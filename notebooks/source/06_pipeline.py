@@ -169,7 +169,8 @@ for name, model in PAPER_MODELS.items():
     shares.append(ways[-1][0] / ways[-2][0])
 checks.add("rank 0's layers, four models", ways, sides=("equations 5 and 6 times the factor", "tensor by tensor"))
 display(checks.show())
-print(f"Selective recomputation leaves {float(min(shares)):.0%} to {float(max(shares)):.0%} of rank 0's layers.")
+left = f"{float(min(shares)):.0%} to {float(max(shares)):.0%}"
+print(f"Selective recomputation leaves {left} of the bytes that rank 0's layers save.")
 
 # %% [markdown]
 # > **Why do this?** With $m$ chunks per rank, filling and draining takes $1/m$ of the time. **Why not?** Rank 0 holds

@@ -292,7 +292,7 @@ print(text_table((f"Llama 3 70B, s = {large.seq_length:,}", "ranks", "a layer sa
 checks.show()
 
 # %% [markdown]
-# > **Why do this?** Everything that grows with $s$ is divided by $c$, for any number of heads, and a rank sends less
+# > **Why do this?** Everything that grows with $s$ is divided by $c$ (for any number of heads, with gather and ring), and a rank sends less
 # > than with TP of the same degree. **Why not?** Tensor parallelism divides the weights, this doesn't: $t = 4$,
 # > $c = 2$ has twice the weights per GPU of $t = 8$. And their gradients must be summed over the $c$ ranks, like those
 # > of data-parallel ones.

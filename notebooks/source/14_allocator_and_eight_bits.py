@@ -4,8 +4,8 @@
 # *25 minutes. Write your guess below (in a notebook: Shift+Enter first).*
 #
 # You switch on FP8, 8 bits per element, and expect half the memory. Many measure more ([TransformerEngine#1429](https://github.com/NVIDIA/TransformerEngine/issues/1429)) or no less
-# ([#1764](https://github.com/NVIDIA/TransformerEngine/issues/1764)). **How many GiB does one layer of Llama 3 8B save
-# for 8,192 tokens, if its linears compute in FP8?**
+# ([#1764](https://github.com/NVIDIA/TransformerEngine/issues/1764)). **How many GiB does one layer of Llama 3 8B hold
+# for backward, with FP8's copies of its weights, for 8,192 tokens?**
 
 # %%
 # Setup: imports, and the numbers of the question
@@ -20,7 +20,8 @@ checks = Checks()
 LLAMA = llama_shape("llama3-8b").with_sizes(seq_length=8192)
 
 question = Prediction(
-    "The figure shows a layer in 16 bits. How many GiB does it save for backward if its four linears compute in FP8?",
+    "The figure shows a layer in 16 bits. How many GiB does it hold for backward, with FP8's copies of its weights, if its "
+    "four linears compute in FP8?",
     answer=total(eight_bit_rows(LLAMA)) / 2**30,
     unit="GiB",
     because="It saves its linears' inputs in half the bytes, and in addition two 8-bit copies of each weight.",

@@ -348,8 +348,8 @@ for name in codes:
 # ```
 #
 # How near does it come to what others measured? torchtitan's runs recompute (its policy is `--again every-second-matmul`;
-# where it says *recomputed*, everything), so Llama 3 8B takes less than above. In some of these runs the logits lived
-# through backward, as the code of their time says, so we count them there. `reserved` and `nvidia-smi` count free pieces
+# where it says *recomputed*, everything), so Llama 3 8B takes less than above. In some runs of 2024 the logits lived
+# through backward, so we count them there. `reserved` and `nvidia-smi` count free pieces
 # too, which [chapter 14](14_allocator_and_eight_bits.ipynb)'s allocator predicts:
 
 # %% jupyter={"source_hidden": true}

@@ -22,7 +22,7 @@ LIMITS = {
     "06_pipeline": (1387, 35),
     "07_time": (1272, 35),
     "08_todays_layer": (918, 35),
-    "09_your_model": (1184, 35),
+    "09_your_model": (1177, 35),
     "10_the_loss": (884, 35),
     "11_adapters": (918, 35),
     "12_long_sequences": (1311, 35),

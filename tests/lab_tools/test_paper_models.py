@@ -5,54 +5,18 @@ import pytest
 from actmem.config import PAPER_MODELS, ModelShape
 from actmem.formulas import first_stage
 from actmem.formulas.flops import hardware_flops
-from actmem.formulas.schedule import interleaved, one_forward_one_backward
 from actmem.formulas.states import num_parameters, parameter_counts
 from actmem.recipes import RECOMPUTE_MODES
 from actmem.rows import by_term, compare, extra_rows
 from actmem_course.lab_tools.paper_models import (
-    STAGE_CONFIGURATIONS,
     PaperStage,
     count_flops,
     count_parameters,
     measure_paper_stage,
 )
-from actmem_tools.plan.planned_models import planned_model_of
-from actmem_tools.verify import chunks_of, fullest_actions
 from tests.tiers import covering
 
 BOTH = "tensor+sequence+selective"
-
-
-def stage_chunks(stage):
-    return chunks_of(planned_model_of(stage.model_name), stage.plan)
-
-
-def ranks(name):
-    return range(PAPER_MODELS[name].parallel.pipeline_parallel_size)
-
-
-@pytest.mark.parametrize("name", PAPER_MODELS)
-def test_the_ranks_hold_every_layer_once(name):
-    layers = [layer for rank in ranks(name) for chunk in stage_chunks(PaperStage(name, BOTH, rank)) for layer in chunk]
-    assert sorted(layers) == list(range(PAPER_MODELS[name].shape.num_layers))
-
-
-@pytest.mark.parametrize(("name", "configuration"), covering(PAPER_MODELS, STAGE_CONFIGURATIONS, of=1))
-def test_the_chosen_moment_is_the_fullest(name, configuration):
-    """Counted from the actions alone: as many chunk-microbatches as the formula says, on every rank."""
-    for rank in ranks(name):
-        stage = PaperStage(name, configuration, rank)
-        actions = fullest_actions(planned_model_of(name), stage.plan, stage_chunks(stage))
-        p, m = stage.parallel.pipeline_parallel_size, stage.parallel.num_model_chunks
-        order = (
-            interleaved(p, m, stage.num_microbatches) if m > 1 else one_forward_one_backward(p, stage.num_microbatches)
-        )
-        assert actions == order[rank][: len(actions)] and actions[-1].kind == "F"
-        held = [a for a in actions if a.kind == "F"]
-        for action in actions:
-            if action.kind == "B":
-                held = [a for a in held if (a.chunk, a.microbatch) != (action.chunk, action.microbatch)]
-        assert len(held) == first_stage.in_flight(stage.parallel, rank, stage.num_microbatches)
 
 
 @pytest.mark.by_day(1)

@@ -9,6 +9,7 @@ from actmem_tools.plan.search import Plan, chunk_layers
 #: The base of rotary positions, by how a model's name begins: 2407.21783 section 3.2, and config.json of Qwen3 and
 #: Mixtral.
 _ROTARY_BASES = {"llama3": 500_000, "qwen3": 1_000_000, "mixtral": 1_000_000}
+#: The last flag came in March 2026; since then Megatron-FSDP adds gradients up in bfloat16 unless it is given.
 _MEGATRON_FSDP = ["--overlap-param-gather", "--use-megatron-fsdp", "--use-distributed-optimizer",
                   "--no-gradient-accumulation-fusion", "--ckpt-format fsdp_dtensor",
                   "--megatron-fsdp-main-grads-dtype fp32"]  # fmt: skip

@@ -271,4 +271,6 @@ def _asked(args: argparse.Namespace, solved: Solved) -> tuple[OwnModel, StepOpti
     show_progress("")
     sizes = {letter: value for letter, value in sizes.items() if letter != "b"}
     model = OwnModel(blocks, sizes, number, cluster, batch, optimizer, loss, rank, precision)
+    if args.precision and precision != "bf16" and not model.may_shard():
+        raise ConfigError("precision", f"{precision} is of FSDP2, which isn't planned for this model")
     return model, StepOptions(size, 0, model.may_shard())

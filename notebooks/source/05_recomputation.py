@@ -251,23 +251,22 @@ checks.show()
 from fractions import Fraction
 from actmem.formulas.activations import CORE_ATTENTION_TERMS
 from actmem.formulas.flops import layer_matmuls
-from actmem_course.figures import size_text
 
-# What is recomputed together: its terms, by what, and the matmul among that.
+# What is recomputed together: its terms, and the matmul that this takes.
 GROUPS = {
-    "Q, K, V": (("Q", "K", "V"), "QKV projection", "QKV projection"),
-    "core, stopped early": (CORE_ATTENTION_TERMS, "QKᵀ, softmax, dropout", "QKᵀ"),
-    "projection input": (("attention projection input",), "attention over V", "attention over V"),
-    "layer-norm 2 input": (("layer-norm 2 input",), "attention projection, dropout, sum", "attention projection"),
-    "GeLU input": (("GeLU input",), "h→4h", "h→4h"),
+    "Q, K, V": (("Q", "K", "V"), "QKV projection"),
+    "core, stopped early": (CORE_ATTENTION_TERMS, "QKᵀ"),
+    "projection input": (("attention projection input",), "attention over V"),
+    "layer-norm 2 input": (("layer-norm 2 input",), "attention projection"),
+    "GeLU input": (("GeLU input",), "h→4h"),
 }
 lines, frees = [], {}
-for name, (terms, how, matmul) in GROUPS.items():
+for name, (terms, matmul) in GROUPS.items():
     size, flops = sum(row.bytes for row in am.layer_rows(GPT3) if row.term in terms), layer_matmuls(GPT3)[matmul]
     frees[name] = Fraction(size, flops)
-    lines.append((name, size_text(size), f"{flops / 1e9:,.0f}", f"{1000 * float(frees[name]):.3f}", how))
+    lines.append((name, matmul, f"{1000 * float(frees[name]):.3f}"))
 lines.sort(key=lambda line: -frees[line[0]])
-print(text_table(("recomputed", "frees", "GFLOP", "bytes/kFLOP", "by"), lines, " rrr"))
+print(text_table(("recomputed", "by", "bytes/kFLOP"), lines, "  r"))
 ratio = frees["core, stopped early"] / frees["GeLU input"]
 checks.add(
     "bytes per FLOP, the core over h→4h", [(Fraction(5 * GPT3.num_attention_heads, 2), ratio)], "", ("5a/2", "of the table")

@@ -132,7 +132,7 @@ layer_times(on_gpu)
 # Why does selective recomputation *alone* cost more than on the A100? Three reasons. Matmuls have sped up more than
 # memory since, so softmax and dropout weigh more. This course's layer runs them as plain kernels, where Megatron
 # fuses them. And without communication the baseline is shorter, so every percentage is larger. (Full recomputation
-# repeats the forward pass, and that is nearly half of this layer.) Sequence parallelism divides the norms and
+# repeats the forward pass, and that takes nearly half of this layer's time.) Sequence parallelism divides the norms and
 # dropouts outside the core, which wins back most of selective's cost.
 #
 # In a notebook, run the next cell to time the same five layers on two processes of your machine, and
@@ -171,8 +171,8 @@ for way, mode in (("selective", "selective"), ("full recompute", "paper-full")):
     print(f"{way}: ρ = {factor:.1f}, ε = {slower:.0%}, pays if φ is above {slower / (1 - 1 / factor):.0%}")
 
 # %% [markdown]
-# **Rule:** if one sequence keeps the GPU busy, expect a $\varphi$ of a few percent ($b$ sequences take $T_b$, $2b$
-# take $T_{2b}$: $\varphi = (2T_b - T_{2b})/(T_{2b} - T_b)$). By table 4's times, neither full nor selective
+# **Rule:** measure $\varphi$: if $b$ sequences take $T_b$ and $2b$ take $T_{2b}$, it's
+# $(2T_b - T_{2b})/(T_{2b} - T_b)$. If one sequence keeps the GPU busy, it's near 0. By table 4's times, neither full nor selective
 # recomputation pays then: use them to fit, not to be faster. And in a pipeline, larger microbatches are fewer, so the
 # bubble grows (chapter 6).
 #

@@ -137,7 +137,10 @@ def _gib(text: str) -> int:
     "80GB" is refused, because data sheets call 80 GiB so.
     """
     try:
-        return round(float(text.removesuffix("GiB")) * GIBIBYTE)
+        size = round(float(text.removesuffix("GiB")) * GIBIBYTE)
+        if size < 0:
+            raise ValueError
+        return size
     except (ValueError, OverflowError):
         raise argparse.ArgumentTypeError(
             f"must be a number of GiB above 0, as 80 or 80GiB, got {shown(text)}"

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 1 · The memory wall
 #
-# *35 minutes. Write your guess below (in a notebook: Shift+Enter first).*
+# *30 minutes. Write your guess below (in a notebook: Shift+Enter first).*
 #
 # You spread GPT-3's 175 billion parameters over 64 GPUs. Each GPU holds its share of the parameters, gradients and
 # optimizer states, and has room left. Then you train, and in the forward pass autograd saves tensors for the backward
@@ -72,13 +72,13 @@ Reveal(
 #
 # | chapter | question | minutes, without its lab | lab |
 # |---|---|---|---|
-# | [1 The memory wall](01_memory_wall.ipynb) | What fills a GPU? | 35 | |
-# | [2 Counting bytes](02_counting_bytes.ipynb) | Which 15 tensors does a layer save? | 50 | [1](../labs/lab1_count_bytes.py) |
-# | [3 Tensor parallelism](03_tensor_parallelism.ipynb) | Which of them does it shard? | 40 | [2](../labs/lab2_tensor_parallel.py) |
-# | [4 Sequence parallelism](04_sequence_parallelism.ipynb) | How do you shard the rest? | 40 | [3](../labs/lab3_sequence_parallel.py) |
-# | [5 Recomputation](05_recomputation.ipynb) | What is worth recomputing? | 45 | [4](../labs/lab4_recompute.py) |
-# | [6 The pipeline](06_pipeline.ipynb) | What does each stage hold, and when? | 35 | [5](../labs/lab5_pipeline.py) |
-# | [7 Time](07_time.ipynb) | What does it cost? | 35 | [6](../labs/lab6_train.py) |
+# | [1 The memory wall](01_memory_wall.ipynb) | What fills a GPU? | 30 | |
+# | [2 Counting bytes](02_counting_bytes.ipynb) | Which 15 tensors does a layer save? | 45 | [1](../labs/lab1_count_bytes.py) |
+# | [3 Tensor parallelism](03_tensor_parallelism.ipynb) | Which of them does it shard? | 35 | [2](../labs/lab2_tensor_parallel.py) |
+# | [4 Sequence parallelism](04_sequence_parallelism.ipynb) | How do you shard the rest? | 35 | [3](../labs/lab3_sequence_parallel.py) |
+# | [5 Recomputation](05_recomputation.ipynb) | What is worth recomputing? | 50 | [4](../labs/lab4_recompute.py) |
+# | [6 The pipeline](06_pipeline.ipynb) | What does each stage hold, and when? | 40 | [5](../labs/lab5_pipeline.py) |
+# | [7 Time](07_time.ipynb) | What does it cost? | 40 | [6](../labs/lab6_train.py) |
 # | **Electives**, in any order after 5 | | | |
 # | [8 Today's layer](08_todays_layer.ipynb) | What helps a Llama? | 35 | [7](../labs/lab7_todays_layer.py) |
 # | [9 Your model](09_your_model.ipynb) | What does your model save, and does it fit? | 35 | [8](../labs/lab8_plan.py) |
@@ -255,7 +255,7 @@ masks = sum(row.bytes for row in rows if row.term == EMBEDDING_TERM)
 print(
     f"The bar 175B above: p = {p}, and each GPU has its {gpt3.shape.num_layers // p} layers in {m} chunks, so "
     f"{factor:.2f} times the activations, {size_text(total(rows) - masks)}; "
-    f"{embeddings_in_flight(gpt3.parallel)} dropout masks of the embedding take {size_text(masks)} more."
+    f"{embeddings_in_flight(gpt3.parallel)} dropout masks of the embedding (chapter 6: why so many) take {size_text(masks)} more."
 )
 
 # %% [markdown]
@@ -271,7 +271,7 @@ print(
 # You can't take a smaller microbatch: three of the models already run with $b = 1$. More copies of the model (data
 # parallelism) don't help: each saves the same activations for its own sequences. ZeRO shards states over the copies:
 # ZeRO-1 (Megatron's distributed optimizer) the optimizer's, ZeRO-2 the gradients too, ZeRO-3 the parameters too.
-# Suppose there are so many copies that a GPU's shard is nothing:
+# Suppose so many copies that a GPU's shard is almost nothing:
 
 # %% jupyter={"source_hidden": true}
 whole = {

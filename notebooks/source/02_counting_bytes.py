@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 2 · Counting bytes
 #
-# *50 minutes without the lab. Write your guess below (in a notebook: Shift+Enter first).*
+# *45 minutes without the lab. Write your guess below (in a notebook: Shift+Enter first).*
 #
 # A GPT-3 layer reads a sequence of 256 tokens. Then you give it 4,096, sixteen times as many. **How large is the
 # largest tensor that it saves for the backward pass now?**

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 3 · Tensor parallelism
 #
-# *40 minutes without the lab. Write your guess below (in a notebook: Shift+Enter first).*
+# *35 minutes without the lab. Write your guess below (in a notebook: Shift+Enter first).*
 #
 # Eight GPUs share one layer of GPT-3, and each does an eighth of its matmuls. **How much does each save for
 # backward: an eighth of the layer's activations, or more?**
@@ -175,7 +175,7 @@ Panel(
 # %% [markdown]
 # Look for *a copy on every rank*: the inputs of both layer norms ($4\,sbh$ bytes), the inputs of QKV and $h \to 4h$,
 # which $f$ passes on whole ($4\,sbh$), two dropout masks ($2\,sbh$). Together that's $10\,sbh$, whatever $t$ is: the
-# **floor**, the replicated activations. The other 24 of the layer's $34\,sbh$ are divided, and so is the core
+# **replicated part**. The other 24 of the layer's $34\,sbh$ are divided, and so is the core
 # attention. This is the paper's equation 2:
 #
 # $$sbh\left(10 + \frac{24}{t} + \frac{5as}{ht}\right)$$
@@ -189,7 +189,7 @@ parts = {size: [total(rows) for rows in show.divided_and_whole(GPT3, size)] for 
 checks.add(
     f"bytes of a layer on one rank, t from {min(parts)} to {max(parts)}",
     [(sum(each), eq2(GPT3, size)) for size, each in parts.items()],
-    sides=("divided part + floor", "equation 2"),
+    sides=("divided + replicated part", "equation 2"),
 )
 checks.show()
 
@@ -197,7 +197,7 @@ checks.show()
 # > **Why do this?** Each rank holds a $t$-th of the weights and does a $t$-th of the matmuls, for one collective per
 # > block and pass. **Why not?** The matmuls wait for that collective, and it carries a whole tensor. So the ranks
 # > should share NVLink: the 8 GPUs of most machines, or the 72 of an NVL72 rack. And doubling $t$ never halves the
-# > memory: the floor stays.
+# > memory: the replicated part stays.
 #
 # ## The loss, sharded
 #
@@ -312,14 +312,14 @@ worked(
         for ranks, size in each.items()
     ),
     f"Each rank saves {1 - each[16] / each[8]:.0%} less, not half. The total over all ranks is "
-    f"{16 * each[16] / eq1(GPT3):.1f} times the layer ({size_text(eq1(GPT3))}), because the floor is "
+    f"{16 * each[16] / eq1(GPT3):.1f} times the layer ({size_text(eq1(GPT3))}), because the replicated part is "
     "there 16 times.",
 )
 
 # %% [markdown]
 # ## Questions
 #
-# **1.** Two of the floor's tensors are inputs of column-parallel matmuls. Each rank has a shard of the weight. Why
+# **1.** Two of the replicated tensors are inputs of column-parallel matmuls. Each rank has a shard of the weight. Why
 # doesn't it save a shard of the input?
 #
 # <details><summary>Answer</summary>
@@ -338,7 +338,7 @@ worked(
 #
 # ## What people get wrong here
 #
-# * **"Tensor parallelism divides activations by t."** All but the floor, $10\,sbh$.
+# * **"Tensor parallelism divides activations by t."** All but the replicated part, $10\,sbh$.
 # * **"torch's weights are A."** torch stores $A^\top$: a *column*-parallel weight is sharded along dimension **0**, a
 #   row-parallel one along dimension 1. With a square weight, no shape tells you that you mixed them up.
 #
@@ -351,8 +351,8 @@ worked(
 # > compare one of 4 ranks with one of 8, `python labs/measure_table2.py --emulate 4 --model 22B` and `--emulate 8`:
 # > the line *tensor* does not halve.
 #
-# **The lab:** [lab 2](../labs/lab2_tensor_parallel.py). Next, [chapter 4](04_sequence_parallelism.ipynb): the floor
-# goes away.
+# **The lab:** [lab 2](../labs/lab2_tensor_parallel.py). Next, [chapter 4](04_sequence_parallelism.ipynb): the
+# replicated part goes away.
 #
 # **Sources.** Korthikanti et al., [arXiv 2205.05198](https://arxiv.org/abs/2205.05198): section 4.2.1, figure 4,
 # equation 2. Sharding MLP and attention this way is from Shoeybi et al., *Megatron-LM*, [arXiv

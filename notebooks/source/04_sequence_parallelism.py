@@ -1,10 +1,10 @@
 # %% [markdown]
 # # 4 · Sequence parallelism
 #
-# *40 minutes without the lab. Write your guess below (in a notebook: Shift+Enter first).*
+# *35 minutes without the lab. Write your guess below (in a notebook: Shift+Enter first).*
 #
-# With tensor parallelism (TP), six of a layer's 15 saved tensors are still whole on every rank: the floor. Shard
-# those too, by sequence parallelism (SP). **How much does each rank save for backward now?**
+# With tensor parallelism (TP), six of a layer's 15 saved tensors are still whole on every rank: the replicated
+# part. Shard those too, by sequence parallelism (SP). **How much does each rank save for backward now?**
 
 # %%
 # Setup: imports, and the numbers of the question
@@ -40,7 +40,7 @@ Reveal(
 )
 
 # %% [markdown]
-# **You need** chapter 3: $f$, $\bar f$ and the floor. As there, $t$ ranks share a layer with $a$ heads and hidden
+# **You need** chapter 3: $f$, $\bar f$ and the replicated part. As there, $t$ ranks share a layer with $a$ heads and hidden
 # size $h$, which reads $b$ sequences of $s$ tokens.
 #
 # Elsewhere "sequence parallelism" can mean that attention itself is sharded along $s$ ([chapter
@@ -116,7 +116,7 @@ LiveFigure(operators(("g", "ḡ"), GPT3))
 #
 # $$sbh\left(\frac{10}{t} + \frac{24}{t} + \frac{5as}{ht}\right) = \frac{sbh}{t}\left(34 + \frac{5as}{h}\right)$$
 #
-# One trap: in chapter 3, dropout between the blocks had to draw one mask on all ranks. Now the masks must *differ*,
+# One trap: in chapter 3, dropout between the blocks had to draw one mask on all ranks. Now the masks must *differ* (Megatron: `get_cuda_rng_tracker`),
 # or every shard gets the same pattern.
 #
 # **Now write it:** [exercises 3.1, 3.2 and 3.7](../labs/lab3_sequence_parallel.py), `g`, `g_bar` and
@@ -344,7 +344,7 @@ worked(
 #   rank trains a layer norm of its own.
 #
 # > **Take away**
-# > 1. Between the blocks tokens are independent: shard along $s$, and the floor is gone.
+# > 1. Between the blocks tokens are independent: shard along $s$, and nothing is replicated.
 # > 2. An all-reduce is a reduce-scatter and an all-gather. $\bar g$ and $g$ are its halves, and together send as much.
 # > 3. Save the shard and gather again in the backward pass: a quarter more bytes sent, or $4\,sbh$ stay on every rank.
 # >

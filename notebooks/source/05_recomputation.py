@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 5 · Recomputation
 #
-# *45 minutes without the lab. Write your guess below (in a notebook: Shift+Enter first).*
+# *50 minutes without the lab. Write your guess below (in a notebook: Shift+Enter first).*
 #
 # Your layers still save too much. So don't save some of their tensors: recompute them when the backward pass needs
 # them. You pay in **FLOPs**, multiplications and additions. The matmul of an $x \times y$ and a $y \times z$ matrix
@@ -288,8 +288,8 @@ checks.show()
 # %% [markdown]
 # ## One cost, three numbers
 #
-# Section 5 of the paper prints how many FLOPs selective recomputation adds, and its equation 8 gives the same number.
-# But the sentence before equation 8 recomputes the core only once. Which is right? Run the real layer on torch's
+# In a layer's FLOPs, $72\,bsh^2(1 + s/6h)$, the paper's equation 8 turns $s/6h$ into $s/3h$: three more forward
+# passes of the core. But the sentence before it recomputes the core once. Which is right? Run the real layer on torch's
 # `meta` device, which has shapes but no data, and let torch count the matmuls.
 
 # %%
@@ -525,7 +525,7 @@ worked(
 #
 # ## What people get wrong here
 #
-# - **"34sbhL bytes for L layers are full recomputation."** They're selective, the paper's equation 6. Full saves
+# - **"34sbhL bytes for L layers are full recomputation."** They're selective, on one rank (equation 6). Full saves
 #   $2sbhL$.
 #
 # > **Take away**

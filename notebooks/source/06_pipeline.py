@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 6 · The pipeline
 #
-# *35 minutes without the lab. Write your guess below (in a notebook: Shift+Enter first).*
+# *40 minutes without the lab. Write your guess below (in a notebook: Shift+Enter first).*
 #
 # Put GPT-3's 96 layers on 4 pipeline ranks, 24 on each, and send the batch through in parts, *microbatches*. Rank 0
 # must hold what its layers saved for a microbatch until the backward pass comes back to them. By then 4 microbatches
@@ -208,12 +208,12 @@ LiveFigure(show.measured_schedule(show.schedule_of(4, 1, 8), measured))
 
 # %% [markdown]
 # The curves are measured; the time axis is the schedule's, where a backward pass takes as long as two forward passes.
-# Rank 3 holds more than a quarter of rank 0's bytes: it also has the inputs of the final layer norm and the output
-# layer, and the logits in 32 bits, for one microbatch. Rank 0 has the embedding's dropout mask for each microbatch in
+# Rank 3 holds more than a quarter of rank 0's bytes: it also has the final layer norm's and the output layer's inputs,
+# and the logits in 32 bits, for one microbatch. Rank 0 has the embedding's dropout mask for each microbatch in
 # flight.
 #
-# GPT-3's layers are too large for a laptop, so emulate one rank: real code, on tensors without storage. Each chunk
-# has one layer here. The rank runs until it holds the most bytes:
+# GPT-3's layers are too large for a laptop, so emulate one rank with selective recomputation: real code, on tensors
+# without storage. Each chunk has one layer. The rank runs until it holds the most:
 
 # %% jupyter={"source_hidden": true}
 import torch
@@ -243,7 +243,7 @@ checks.show()
 # ## Outputs that nothing reads any more
 #
 # When a rank has sent its output, nothing reads these bytes again, but the backward pass starts from the output's
-# graph. torch's pipeline keeps the output tensor alive because it owns the graph: $2sbh/t$ bytes for each microbatch
+# graph. torch's pipeline keeps the output tensor alive because the pipeline owns the graph: $2sbh/t$ bytes for each microbatch
 # in flight, or $2sbh$ without sequence parallelism. The paper's appendix B (figure 9) frees the bytes, and
 # Megatron-LM's training script sets `deallocate_pipeline_outputs` for it. For the 530B model:
 
@@ -306,7 +306,7 @@ checks.show()
 #
 # ## Recompute only what does not fit
 #
-# Later ranks have free memory, and rank 0 may have some. So (the paper's appendix C) save everything for as many
+# Later ranks have free memory, and rank 0 may have some. So (the paper's appendix C; Megatron-core's `num_microbatches_with_partial_activation_checkpoints`) save everything for as many
 # microbatches as fit, and recompute the others' core attention. When a microbatch that saved everything has finished
 # its backward pass, the next forward pass takes its place: a moving window.
 #

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 7 · Time
 #
-# *35 minutes without the lab. Write your guess below (in a notebook: Shift+Enter first).*
+# *40 minutes without the lab. Write your guess below (in a notebook: Shift+Enter first).*
 #
 # The paper's full recomputation runs every layer's forward pass twice. The forward pass has a third of a layer's
 # FLOPs (additions and multiplications), so this adds 33%. The paper timed one layer of its 22B model on 8 A100s. **By
@@ -130,10 +130,10 @@ layer_times(on_gpu)
 
 # %% [markdown]
 # Why does selective recomputation *alone* cost more than on the A100? Three reasons. Matmuls have sped up more than
-# memory since, so softmax and dropout weigh more. This course's layer runs them as plain kernels, where Megatron
-# fuses them. And without communication the baseline is shorter, so every percentage is larger. (Full recomputation
-# repeats the forward pass, and that takes nearly half of this layer's time.) Sequence parallelism divides the norms and
-# dropouts outside the core, which wins back most of selective's cost.
+# memory since, so softmax and dropout weigh more. This course's layer runs dropout as two
+# kernels, where Megatron has one. And without communication the baseline is shorter, so every percentage is larger.
+# (Full recomputation repeats the forward pass, and that takes nearly half of this layer's time.) Sequence parallelism
+# divides the norms and dropouts outside the core, which wins back most of selective's cost.
 #
 # In a notebook, run the next cell to time the same five layers on two processes of your machine, and
 # others that recompute to the end. The layer is tiny, so don't expect the paper's ratios.

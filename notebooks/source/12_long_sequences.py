@@ -201,16 +201,21 @@ apart = [int((one - other).abs().gt(1e-12 * other.abs().max()).sum()) for one, o
 checks.add("gradients in tiles, equal but for rounding", [(True, count == 0) for count in apart])
 llamas = 65536, LLAMA.hidden_size, LLAMA.ffn_hidden_size
 left = mlp_peak_bytes(*llamas, TILE) / mlp_peak_bytes(*llamas)
-print(f"at the peak of Llama 3 8B's MLP, tiles leave {left:.0%} of the whole")
+print(f"at the peak of Llama 3 8B's MLP on 65,536 tokens, tiles of {TILE:,} leave {left:.1%} of the whole")
 checks.show()
 
 # %% [markdown]
-# The backward pass's peak, in bytes per token. The whole MLP takes $6h + 10f$: $x$, $y$ and $y$'s gradient, then
+# <details><summary>The backward pass's peak, in bytes per token</summary>
+#
+# The whole MLP takes $6h + 10f$: $x$, $y$ and $y$'s gradient, then
 # gate, up, their gradients and that of down's input (itself freed by then). In tiles there are two moments: the last
 # tile's $6h + 10f$ beside $8h$ for all other tokens, $2h$ each for $x$, $y$ and their gradients; then $10h$, while
 # $x$'s gradient exists twice, in parts and concatenated. Inside a layer it's $4h$ less: $y$ is gone, and its gradient
 # counts among the layers' inputs. Attention takes $9h + 136$: $2h$ each for Q and the inputs of QKV, projection and
-# norm 2, $h$ for K and V, and 4 bytes for each of 32 heads and two norms. The opening's sum:
+# norm 2, $h$ for K and V, and 4 bytes for each of 32 heads and two norms.
+# </details>
+#
+# The opening's sum:
 
 # %% jupyter={"source_hidden": true}
 width, at_work = LLAMA.hidden_size, long_steps(LLAMA.with_sizes(seq_length=2**20))[3]
@@ -301,7 +306,7 @@ checks.show()
 #
 # ## Work it out
 #
-# You fine-tune Llama 3 8B with frozen 16-bit weights on one GPU of 80 GiB, with a host of 256 GiB. Which steps does a
+# You fine-tune Llama 3 8B with frozen 16-bit weights on one GPU of 80 GiB, with a host of 512 GiB. Which steps does a
 # sequence of 262,144 tokens need? Are the copies overlapped on a link of 50 GB/s, at $4 \cdot 10^{14}$ FLOPs per
 # second? How many GPUs do a million tokens take? (A layer's forward pass takes $2 \cdot 218 \cdot 10^6 + 4sh$ FLOPs
 # per token, all scores counted; a causal kernel computes half of $4sh$.)
@@ -321,7 +326,8 @@ worked(
     f"A layer's input takes {1000 * copied / 50e9:.0f} ms on the link, and its forward pass "
     f"{1000 * flops / 4e14:,.0f} ms: overlapped. The host holds {size_text(32 * copied)}.",
     f"A million tokens take {size_text(long_steps(million)[3].bytes)} on one GPU: too much. "
-    f"{ranks} GPUs share them, {size_text(long_steps(million, ranks)[-1].bytes)} on each.",
+    f"{ranks} GPUs share them, {size_text(long_steps(million, ranks)[-1].bytes)} on each, and if both use this host, "
+    f"it holds {size_text(4 * 32 * copied)}.",
 )
 
 # %% jupyter={"source_hidden": true}

@@ -3,9 +3,9 @@
 #
 # *25 minutes. Write your guess below (in a notebook: Shift+Enter first).*
 #
-# You switch on FP8, 8 bits per element, and expect half the memory. Many measure more
+# You switch on FP8, 8 bits per element, and expect half the memory. Users measured more
 # ([TransformerEngine#1429](https://github.com/NVIDIA/TransformerEngine/issues/1429)) or no less
-# ([#1764](https://github.com/NVIDIA/TransformerEngine/issues/1764)). **How many GiB does one layer of Llama 3 8B hold
+# ([#1764](https://github.com/NVIDIA/TransformerEngine/issues/1764), where a maintainer doubts it). **How many GiB does one layer of Llama 3 8B hold
 # for backward, with FP8's copies of its weights, for 8,192 tokens?**
 
 # %%

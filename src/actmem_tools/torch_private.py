@@ -6,9 +6,10 @@
 - ``torch._subclasses.fake_tensor``: fake tensors, and the exceptions that they raise because they have no values
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,6 +29,17 @@ def is_fake(tensor: Tensor) -> bool:
     from torch._subclasses.fake_tensor import FakeTensor
 
     return isinstance(tensor, FakeTensor)
+
+
+def fake_tensor(like: Any, is_view: bool, shape: Sequence[int], stride: Sequence[int], offset: int, dtype: torch.dtype):
+    """Make a fake tensor on the device of another one; a view has the other one's storage."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    with torch._C._DisableTorchDispatch():
+        made = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+        if is_view:
+            made.set_(like.untyped_storage(), offset, shape, stride)
+    return FakeTensor(like.fake_mode, made, like.fake_device)
 
 
 def plain_tensors() -> AbstractContextManager:

@@ -62,6 +62,9 @@ _LARGER, _MOST_BYTES = (256, 128, 64, 32), 64 << 20
 _USUAL = {"h": ("2", "a"), "a": ("", "k"), "d": ("2", "")}
 #: How many runs are enough if another tape has all formulas already: usually, and if one run has the letters asked for.
 _FEW_RUNS, _FEW_AT = 3, 2
+#: Primes that are drawn where one run is enough of a tape whose formulas another tape of a configuration's model has.
+#: A wrong formula gives a size in that run only if a constant of the model has these primes as factors.
+_RARE_PRIMES = {"s": (13, 17, 19), "b": (61, 67, 71)}
 #: How often letters are drawn for a tape at most.  A model with few letters has few different draws, which then repeat.
 _MOST_DRAWS = 100
 #: The most monomials of a formula, and the largest denominator of their coefficients.
@@ -208,23 +211,29 @@ def solve(record: Record, runs: Runs, known: list[Formula] | None = None) -> Tap
 
     Raises: NoFormula, which names an event and shows it at two sizes.
     """
-    rng, at = random.Random(0), dict(runs.at)
+    rng, at = random.Random(0), {} if known else dict(runs.at)
     tape = Tape(tuple(runs.letters), [] if known is None else known, {})
-    enough_runs = 0 if known is None else _FEW_AT if at else _FEW_RUNS
+    enough_runs = 0 if known is None else _FEW_AT if runs.at else _FEW_RUNS
+    decks: dict[str, list[int]] = {}
     if known is None:  # the first run of a process can hold more: caches fill, modules load
         record(runs.draw(rng))
+    elif known and runs.at:
+        numbers = {c.numerator for formula in known for c, _ in formula}
+        decks = {x: [p for p in primes if all(n % p for n in numbers)] for x, primes in _RARE_PRIMES.items()}
+        enough_runs = 1 if all(decks.values()) else _FEW_AT
     ones_at = tuple(sorted(letter for letter, size in at.items() if size == 1))
     first_runs = [(at, record(at))] if at and not ones_at else []
-    tape.variants[()] = _solve_events(record, tape, runs, rng, (), enough_runs, first_runs)
+    tape.variants[()] = _solve_events(record, tape, runs, rng, (), enough_runs, first_runs, decks)
     for count in range(1, MOST_ONES + 1):
         for ones in combinations(sorted(x for x in runs.letters if x in runs.may_be_one), count):
-            sizes = at if at and ones == ones_at else runs.draw(rng, ones)
+            sizes = at if at and ones == ones_at else runs.draw(rng, ones, decks)
             try:
                 events = record(sizes)
             except ConfigError:  # the model doesn't run there
                 continue
             if not _tape_agrees(tape, sizes, events):
-                tape.variants[ones] = _solve_events(record, tape, runs, rng, ones, enough_runs, [(sizes, events)])
+                first_runs = [(sizes, events)]
+                tape.variants[ones] = _solve_events(record, tape, runs, rng, ones, enough_runs, first_runs, decks)
     return tape
 
 
@@ -307,6 +316,7 @@ def _solve_events(
     ones: Sequence[str],
     enough_runs: int,
     first_runs: Sequence[_RecordedRun],
+    decks: dict[str, list[int]],
 ) -> list[Event]:
     """Solve one list of events.
 
@@ -318,22 +328,22 @@ def _solve_events(
         ones: letters that are 1 in these runs.
         enough_runs: how many runs are enough if the tape has all their formulas already; 0 if that doesn't count.
         first_runs: runs that are made already.
+        decks: see ``draw_sizes``.
 
     Returns: the events, whose sizes are numbers of the tape's formulas.
     """
     letters = [letter for letter in tape.letters if letter not in (*asked.fixed, *ones)]
     runs = list(first_runs)
     drawn = {tuple(sizes.values()) for sizes, _ in runs}
-    decks: dict[str, list[int]] = {}
     num_runs = asked.number or max(12, len(letters) + 6)
     for _ in range(_MOST_DRAWS):
+        if len(runs) >= num_runs or (0 < enough_runs <= len(runs) and _all_known(tape, runs, letters)):
+            break
         sizes = asked.draw(rng, ones, decks)
         # If the first two runs had the same b, its powers would stay open, and later tapes would take more runs.
         same_b = len(runs) == 1 and "b" in letters and sizes.get("b") == runs[0][0].get("b")
         if tuple(sizes.values()) in drawn or same_b:
             continue
-        if len(runs) >= num_runs or (0 < enough_runs <= len(runs) and _all_known(tape, runs, letters)):
-            break
         drawn.add(tuple(sizes.values()))
         runs.append((sizes, record(sizes)))
         _check_structure(runs[0], runs[-1])
@@ -350,7 +360,8 @@ def _solve_events(
                 continue
             formula = fit.formula(size_in_each_run)
             if formula is None and num_runs < _MOST_TERMS + 2:  # too few runs for that many monomials
-                return _solve_events(record, tape, replace(asked, number=_MOST_TERMS + 2), rng, ones, enough_runs, runs)
+                asked = replace(asked, number=_MOST_TERMS + 2)
+                return _solve_events(record, tape, asked, rng, ones, enough_runs, runs, decks)
             if formula is None:
                 shown = "; ".join(f"{_text(runs[i][0])}: {size_in_each_run[i]:,}" for i in (0, 1))
                 what = f"a size of {_event_name(event_of_each_run[0])}"
@@ -367,9 +378,11 @@ def _solve_events(
 def _all_known(tape: Tape, runs: list[_RecordedRun], letters: Sequence[str]) -> bool:
     """Whether the tape has a formula for each size of these runs, and never two that differ in letters that vary.
 
-    It is False if two letters have the same ratio in all runs: then an unknown formula could give the same values.
+    It is False if two letters have the same ratio in several runs, as then an unknown formula could give the same
+    values. One run has rare primes.
     """
-    if any(len({Fraction(sizes[x], sizes[y]) for sizes, _ in runs}) == 1 for x, y in combinations(letters, 2)):
+    several = len(runs) > 1
+    if several and any(len({Fraction(at[x], at[y]) for at, _ in runs}) == 1 for x, y in combinations(letters, 2)):
         return False
     places, known = [i for i, letter in enumerate(tape.letters) if letter in letters], _by_values(tape, runs)
 
@@ -377,7 +390,9 @@ def _all_known(tape: Tape, runs: list[_RecordedRun], letters: Sequence[str]) -> 
         return frozenset(tuple(powers[i] for i in places) for _, powers in tape.formulas[number])
 
     wanted = {sizes for versions in zip(*(events for _, events in runs)) for sizes in zip(*map(sizes_of, versions))}
-    return all(len({*map(powers_of, known.get(sizes, ()))}) == 1 for sizes in wanted)
+    return all(
+        len({*map(powers_of, known.get(sizes, ()))}) == 1 or (several and len({*sizes}) == 1) for sizes in wanted
+    )
 
 
 def _by_values(tape: Tape, runs: Sequence[_RecordedRun]) -> dict[tuple[int, ...], list[int]]:

@@ -130,13 +130,14 @@ def built_model(
         got = f"a tuple of {len(built)}" if isinstance(built, tuple) else f"a {type(built).__name__}"
         raise ConfigError("target", f"the factory must return (model, inputs), and returned {got}")
     model, inputs = built
-    there = {"device": device} if device != "cpu" else {}
-    to: dict[str, Any] = {**there, "dtype": DTYPES[dtype]} if dtype else there
+    to: dict[str, Any] = {"device": device} if device != "cpu" else {}
+    if dtype:
+        to["dtype"] = DTYPES[dtype]
     if to:
         model.to(**to)
 
         def moved(tensor: Tensor) -> Tensor:
-            new = tensor.detach().to(**to) if tensor.is_floating_point() else tensor.detach().to(**there)
+            new = tensor.detach().to(**to) if tensor.is_floating_point() else tensor.detach().to(device)
             return new.requires_grad_(tensor.requires_grad)
 
         args, kwargs = arguments_of(inputs)

@@ -3,10 +3,11 @@
 - ``torch.library._scoped_library``, ``OpOverload._op_dk``, ``torch._C.DispatchKey``: operations of another device
 - ``torch._decomp``: backward of a GPU's RMSNorm
 - ``torch._C.DisableTorchFunctionSubclass``: to call torch without the overrides of tensor subclasses
-- ``torch._subclasses.fake_tensor``: fake tensors, and the exceptions that they raise because they have no values
+- ``torch._subclasses.fake_tensor``, ``torch._C._DisableTorchDispatch``: fake tensors, how to make one, and the
+exceptions that they raise because they have no values
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
@@ -31,15 +32,13 @@ def is_fake(tensor: Tensor) -> bool:
     return isinstance(tensor, FakeTensor)
 
 
-def fake_tensor(like: Any, is_view: bool, shape: Sequence[int], stride: Sequence[int], offset: int, dtype: torch.dtype):
+def fake_tensor(like: Any, is_view: bool, shape: torch.Size, stride: tuple, offset: int, dtype: torch.dtype) -> Tensor:
     """Make a fake tensor on the device of another one; a view has the other one's storage."""
-    from torch._subclasses.fake_tensor import FakeTensor
-
     with torch._C._DisableTorchDispatch():
         made = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
         if is_view:
             made.set_(like.untyped_storage(), offset, shape, stride)
-    return FakeTensor(like.fake_mode, made, like.fake_device)
+    return type(like)(like.fake_mode, made, like.fake_device)
 
 
 def plain_tensors() -> AbstractContextManager:

@@ -51,11 +51,9 @@ def _inside(value: object, depth: int, seen: dict[int, object]) -> Iterator[Tens
     elif depth >= 0 and type(value) not in _ATOMS and not isinstance(value, _NEVER_INSIDE):
         seen[id(value)] = value
         inner: Any = value
-        if isinstance(value, (list, tuple, set, frozenset, deque)):  # first: a Mapping is slow to recognise
-            pass
-        elif isinstance(value, Mapping):
+        if isinstance(value, Mapping):
             inner = value.values()
-        else:
+        elif not isinstance(value, (list, tuple, set, frozenset, deque)):
             slots = (vars(kind).get("__slots__", ()) for kind in type(value).__mro__)
             names = (name for some in slots for name in ((some,) if isinstance(some, str) else some))
             inner = [*getattr(value, "__dict__", {}).values(), *(getattr(value, name, None) for name in names)]

@@ -175,12 +175,9 @@ def _result(func: Any, args: tuple, kwargs: dict) -> Any:
     One that made a fake tensor, or returned a view of its first argument or that itself, isn't run again for arguments
     of the same shapes: to run it takes torch several times as long as to make such a tensor.
     """
-    try:
-        key = func, _key(args), _key([*kwargs.items()])
-        if key in _RESULTS:
-            return fake_tensor(args[0], *known) if (known := _RESULTS[key]) else args[0]
-    except TypeError:  # its arguments aren't all fake, or have no hash
-        return func(*args, **kwargs)
+    key = func, _key(args), _key([*kwargs.items()])
+    if key in _RESULTS:
+        return fake_tensor(args[0], *known) if (known := _RESULTS[key]) else args[0]
     result = func(*args, **kwargs)
     if args and is_fake(args[0]) and is_fake(result) and result.constant is None and not result.is_complex():
         storage, (of_first, *of_others) = storage_of(result), storages_in((args, kwargs))
@@ -192,11 +189,10 @@ def _result(func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 def _key(value: Any) -> Any:
-    """Return what an operation's result depends on, of one of its arguments; TypeError if that could be values."""
+    """Return what an operation's result depends on, of one of its arguments; what equals nothing if it has values."""
     if isinstance(value, Tensor):
-        if not is_fake(value) or value.constant is not None or value.is_complex():
-            raise TypeError
-        return value.shape, value.stride(), value.storage_offset(), value.dtype
+        is_known = is_fake(value) and value.constant is None and not value.is_complex()
+        return (value.shape, value.stride(), value.storage_offset(), value.dtype) if is_known else object()
     return tuple(map(_key, value)) if isinstance(value, (list, tuple)) else (type(value), value)
 
 

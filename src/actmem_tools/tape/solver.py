@@ -206,34 +206,33 @@ def solve(record: Record, runs: Runs, known: list[Formula] | None = None) -> Tap
         record: runs the model at given letters and returns the events.  It may change letters that others determine.
         runs: the letters, and which runs are made.
         known: formulas of other tapes of the same model, which has then run before.  New formulas are added to the
-            list.  If every size of a few runs has exactly one formula among them, no more runs are made.  None for the
-            first tape of a model.
+            list.  If every size of a few runs has exactly one formula among them, no more runs are made: of a
+            configuration's model one run, at sizes that no formula was solved from.  None for the first tape of a
+            model.
 
     Raises: NoFormula, which names an event and shows it at two sizes.
     """
-    rng, at = random.Random(0), {} if known else dict(runs.at)
+    rng, at = random.Random(0), dict(runs.at)
     tape = Tape(tuple(runs.letters), [] if known is None else known, {})
-    enough_runs = 0 if known is None else _FEW_AT if runs.at else _FEW_RUNS
-    decks: dict[str, list[int]] = {}
+    enough_runs = 0 if known is None else _FEW_AT if at else _FEW_RUNS
     if known is None:  # the first run of a process can hold more: caches fill, modules load
         record(runs.draw(rng))
-    elif known and runs.at:
+    elif known and at:
         numbers = {c.numerator for formula in known for c, _ in formula}
         decks = {x: [p for p in primes if all(n % p for n in numbers)] for x, primes in _RARE_PRIMES.items()}
-        enough_runs = 1 if all(decks.values()) else _FEW_AT
+        enough_runs, at = 1 if all(decks.values()) else _FEW_AT, runs.draw(rng, decks=decks)
     ones_at = tuple(sorted(letter for letter, size in at.items() if size == 1))
     first_runs = [(at, record(at))] if at and not ones_at else []
-    tape.variants[()] = _solve_events(record, tape, runs, rng, (), enough_runs, first_runs, decks)
+    tape.variants[()] = _solve_events(record, tape, runs, rng, (), enough_runs, first_runs)
     for count in range(1, MOST_ONES + 1):
         for ones in combinations(sorted(x for x in runs.letters if x in runs.may_be_one), count):
-            sizes = at if at and ones == ones_at else runs.draw(rng, ones, decks)
+            sizes = {**at, **dict.fromkeys(ones, 1)} if at else runs.draw(rng, ones)
             try:
                 events = record(sizes)
             except ConfigError:  # the model doesn't run there
                 continue
             if not _tape_agrees(tape, sizes, events):
-                first_runs = [(sizes, events)]
-                tape.variants[ones] = _solve_events(record, tape, runs, rng, ones, enough_runs, first_runs, decks)
+                tape.variants[ones] = _solve_events(record, tape, runs, rng, ones, enough_runs, [(sizes, events)])
     return tape
 
 
@@ -316,7 +315,6 @@ def _solve_events(
     ones: Sequence[str],
     enough_runs: int,
     first_runs: Sequence[_RecordedRun],
-    decks: dict[str, list[int]],
 ) -> list[Event]:
     """Solve one list of events.
 
@@ -328,22 +326,22 @@ def _solve_events(
         ones: letters that are 1 in these runs.
         enough_runs: how many runs are enough if the tape has all their formulas already; 0 if that doesn't count.
         first_runs: runs that are made already.
-        decks: see ``draw_sizes``.
 
     Returns: the events, whose sizes are numbers of the tape's formulas.
     """
     letters = [letter for letter in tape.letters if letter not in (*asked.fixed, *ones)]
     runs = list(first_runs)
     drawn = {tuple(sizes.values()) for sizes, _ in runs}
+    decks: dict[str, list[int]] = {}
     num_runs = asked.number or max(12, len(letters) + 6)
     for _ in range(_MOST_DRAWS):
-        if len(runs) >= num_runs or (0 < enough_runs <= len(runs) and _all_known(tape, runs, letters)):
-            break
         sizes = asked.draw(rng, ones, decks)
         # If the first two runs had the same b, its powers would stay open, and later tapes would take more runs.
         same_b = len(runs) == 1 and "b" in letters and sizes.get("b") == runs[0][0].get("b")
         if tuple(sizes.values()) in drawn or same_b:
             continue
+        if len(runs) >= num_runs or (0 < enough_runs <= len(runs) and _all_known(tape, runs, letters)):
+            break
         drawn.add(tuple(sizes.values()))
         runs.append((sizes, record(sizes)))
         _check_structure(runs[0], runs[-1])
@@ -360,8 +358,7 @@ def _solve_events(
                 continue
             formula = fit.formula(size_in_each_run)
             if formula is None and num_runs < _MOST_TERMS + 2:  # too few runs for that many monomials
-                asked = replace(asked, number=_MOST_TERMS + 2)
-                return _solve_events(record, tape, asked, rng, ones, enough_runs, runs, decks)
+                return _solve_events(record, tape, replace(asked, number=_MOST_TERMS + 2), rng, ones, enough_runs, runs)
             if formula is None:
                 shown = "; ".join(f"{_text(runs[i][0])}: {size_in_each_run[i]:,}" for i in (0, 1))
                 what = f"a size of {_event_name(event_of_each_run[0])}"
@@ -378,11 +375,11 @@ def _solve_events(
 def _all_known(tape: Tape, runs: list[_RecordedRun], letters: Sequence[str]) -> bool:
     """Whether the tape has a formula for each size of these runs, and never two that differ in letters that vary.
 
-    It is False if two letters have the same ratio in several runs, as then an unknown formula could give the same
-    values. One run has rare primes.
+    A size that is the same in several runs needs no formula: it depends on no letter.  The result is False if two
+    letters have the same ratio in several runs: then an unknown formula could give the same values.
     """
-    several = len(runs) > 1
-    if several and any(len({Fraction(at[x], at[y]) for at, _ in runs}) == 1 for x, y in combinations(letters, 2)):
+    few = min(2, len(runs))
+    if any(len({Fraction(sizes[x], sizes[y]) for sizes, _ in runs}) < few for x, y in combinations(letters, 2)):
         return False
     places, known = [i for i, letter in enumerate(tape.letters) if letter in letters], _by_values(tape, runs)
 
@@ -390,9 +387,7 @@ def _all_known(tape: Tape, runs: list[_RecordedRun], letters: Sequence[str]) -> 
         return frozenset(tuple(powers[i] for i in places) for _, powers in tape.formulas[number])
 
     wanted = {sizes for versions in zip(*(events for _, events in runs)) for sizes in zip(*map(sizes_of, versions))}
-    return all(
-        len({*map(powers_of, known.get(sizes, ()))}) == 1 or (several and len({*sizes}) == 1) for sizes in wanted
-    )
+    return all(len({*sizes}) < few or len({*map(powers_of, known.get(sizes, ()))}) == 1 for sizes in wanted)
 
 
 def _by_values(tape: Tape, runs: Sequence[_RecordedRun]) -> dict[tuple[int, ...], list[int]]:

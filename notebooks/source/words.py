@@ -15,11 +15,11 @@ from notebooks.source.build import SOURCES
 #: At most so many words and minutes.
 LIMITS = {
     "01_memory_wall": (1687, 35),
-    "02_counting_bytes": (1740, 50),
+    "02_counting_bytes": (1734, 50),
     "03_tensor_parallelism": (1374, 40),
     "04_sequence_parallelism": (1330, 40),
     "05_recomputation": (1710, 45),
-    "06_pipeline": (1387, 35),
+    "06_pipeline": (1393, 35),
     "07_time": (1272, 35),
     "08_todays_layer": (918, 35),
     "09_your_model": (1177, 35),

@@ -181,7 +181,8 @@ FAILURES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("failure", [name if name == "memory everywhere" else at_night(name) for name in FAILURES])
+@pytest.mark.nightly
+@pytest.mark.parametrize("failure", FAILURES)
 def test_a_failure_is_one_line_though_a_groups_end_waits_for_all(failure, tmp_path):
     settings, fault, said = FAILURES[failure]
     settings = environment(2, STANDIN_NCCL_DESTROY="collective", **settings)

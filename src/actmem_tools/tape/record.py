@@ -182,7 +182,7 @@ def _result(func: Any, args: tuple, kwargs: dict) -> Any:
     if args and is_fake(args[0]) and is_fake(result) and result.constant is None and not result.is_complex():
         storage, (of_first, *of_others) = storage_of(result), storages_in((args, kwargs))
         made = storage is of_first, result.shape, result.stride(), result.storage_offset(), result.dtype
-        is_alike = storage_of(fake_tensor(args[0], *made)).nbytes() == storage.nbytes()
+        is_alike = fake_tensor(args[0], *made).untyped_storage().nbytes() == result.untyped_storage().nbytes()
         if is_alike and not any(storage is other for other in of_others) and torch.Tag.inplace_view not in func.tags:
             _RESULTS[key] = () if result is args[0] else made
     return result
@@ -191,7 +191,7 @@ def _result(func: Any, args: tuple, kwargs: dict) -> Any:
 def _key(value: Any) -> Any:
     """Return what an operation's result depends on, of one of its arguments; what equals nothing if it has values."""
     if isinstance(value, Tensor):
-        is_known = is_fake(value) and value.constant is None and not value.is_complex()
+        is_known = is_fake(value) and getattr(value, "constant", None) is None and not value.is_complex()
         return (value.shape, value.stride(), value.storage_offset(), value.dtype) if is_known else object()
     return tuple(map(_key, value)) if isinstance(value, (list, tuple)) else (type(value), value)
 

@@ -89,8 +89,8 @@ def test_figure_9_has_a_row_for_every_rank():
     assert {e.model for e in entries_by_formula("figure9", ["175B", "1T"])} == {"175B", "1T"}
 
 
-def test_models_in_their_order_by_two_processes():
-    entries = measure_paper(["disagreements", "table4", "table3"], ["22B", "175B"], 2)
+def test_models_in_their_order():
+    entries = measure_paper(["disagreements", "table4", "table3"], ["22B", "175B"])
     assert list(entries) == ["disagreements", "table4", "table3"]
     assert list(dict.fromkeys(e.model for e in entries["table3"])) == ["22B", "175B"]
     assert all(e.exact is not False for of in entries.values() for e in of)

@@ -270,7 +270,7 @@ print(
 #
 # You can't take a smaller microbatch: three of the models already run with $b = 1$. More copies of the model (data
 # parallelism) don't help: each saves the same activations for its own sequences. ZeRO shards states over the copies:
-# ZeRO-1 (Megatron's distributed optimizer) the optimizer's, ZeRO-2 the gradients too, ZeRO-3 the parameters too.
+# ZeRO-1 (Megatron's distributed optimizer) the optimizer's, ZeRO-2 the gradients too, ZeRO-3 (FSDP) the parameters too.
 # Suppose so many copies that a GPU's shard is almost nothing:
 
 # %% jupyter={"source_hidden": true}

@@ -356,7 +356,7 @@ only_its_input = 2 * 1024 * 4 * 512
 pairs = logged_pairs()
 apart = [abs(pair.apart_bytes) for pair in pairs if pair.apart_bytes]
 print(
-    f"Of {len(pairs)} pairs {len(pairs) - len(apart)} agree to the byte, also the two below. The others are at most "
+    f"Of {len(pairs)} pairs {len(pairs) - len(apart)} agree to the byte, including the two below. The others are at most "
     f"{max(apart):,} B apart:\n{max(apart) // BLOCK_BYTES} × {BLOCK_BYTES} B, what torch's allocator takes for "
     f"{max(apart) // BLOCK_BYTES} tensors of one number, such as a loss (the logs don't name them)."
 )

@@ -278,8 +278,8 @@ print(f"{yours.total_bytes:,} B saved; {found_in_yours or 'no findings'}")
 # these runs which tensors are alive at the peak, at any size. Check it on six layers, with a real step in 16 bits.
 #
 # Then plan Llama 3 8B on 8 GPUs of 80 GiB, each with a sequence of its own. PyTorch's FSDP2 shards weights, gradients
-# and optimizer states over them, all in float32, and gathers one layer at a time in 16 bits. The planner leaves 4 GiB of
-# each GPU to CUDA, NCCL and the allocator.
+# and optimizer states over them, all in float32. It gathers one layer at a time in 16 bits, embedding and output layer for the whole step. The
+# planner leaves 4 GiB of each GPU to CUDA, NCCL and the allocator.
 
 # %% jupyter={"source_hidden": true}
 from actmem_tools.plan.own_model import OwnModel, StepOptions, outcome
@@ -343,7 +343,7 @@ for name in codes:
     of_layers = sum(line["bytes"] for line in plan["bill"] if line["term"].startswith("layers."))
     kept = sum(line["bytes"] for line in plan["bill"] if line["term"].startswith(("weights", "Adam", "gathered")))
     rest = size_text(plan["asked"]["bytes"] - of_layers - kept)
-    print(f"  saved by the layers {size_text(of_layers)}, weights and moments {size_text(kept)}, loss and rest {rest}")
+    print(f"  saved by the layers {size_text(of_layers)}, weights, gathered weights and moments {size_text(kept)}, loss and rest {rest}")
 # %% [markdown]
 # On the command line, with the code to paste:
 #
@@ -351,9 +351,9 @@ for name in codes:
 # actmem plan my_model.py:factory --at s=8192,b=1,h=4096,a=32,k=8,f=14336,v=128256,l=32 --gpus 8 --memory 80
 # ```
 #
-# How near does it come to what others measured? torchtitan's runs recompute (its policy is `--again every-second-matmul`;
+# How near does it come to what others measured? torchtitan's runs recompute (their checkpoints save every second matmul, `--again every-second-matmul`;
 # where it says *recomputed*, everything), so Llama 3 8B takes less than above. In some runs of 2024 the logits lived
-# through backward, so we count them there. `reserved` and `nvidia-smi` count free pieces
+# through backward, so we count them there. `reserved` and `nvidia-smi` count fragments
 # too, which [chapter 14](14_allocator_and_eight_bits.ipynb)'s allocator predicts:
 
 # %% jupyter={"source_hidden": true}
@@ -378,9 +378,8 @@ from actmem_course.figures.gpu_results import newest, strangers_bars
 LiveFigure(strangers_bars(newest("strangers")))
 
 # %% [markdown]
-# "It fits" counts tensors. Torch takes memory from CUDA in *segments*, and cuts tensors from them. Before it runs out, it
-# gives back wholly free segments, but no free pieces beside tensors ([chapter 14](14_allocator_and_eight_bits.ipynb)). If a
-# plan leaves little room, set `PYTORCH_ALLOC_CONF=expandable_segments:True` (older torch: `PYTORCH_CUDA_ALLOC_CONF`).
+# "It fits" counts tensors, and torch's allocator needs more ([chapter 14](14_allocator_and_eight_bits.ipynb)). If a plan
+# leaves little room, set `PYTORCH_ALLOC_CONF=expandable_segments:True` (older torch: `PYTORCH_CUDA_ALLOC_CONF`).
 #
 # ## What fits
 #

@@ -206,7 +206,7 @@ checks.show()
 #   GPU. (A CPU's mask is as wide as $X$.)
 #
 # Then nothing is shared either: q, k and v read one $X$, but each adapter makes its own float32 copy or dropout output, and
-# its own mask. With either of the two, LoRA's activations take more memory than full training's. When AgileRL left out the
+# its own mask. With either of the two on all linears, LoRA's activations take more memory than full training's. When AgileRL left out the
 # copies under autocast, its peak on an A100 fell by 20% (0.5B parameters) and 24% (1.5B)
 # ([AgileRL#623](https://github.com/AgileRL/AgileRL/pull/623)).
 #
@@ -412,8 +412,8 @@ worked(
 checks
 
 # %% [markdown]
-# > **Why do this?** Almost no gradients and optimizer states. **Why not?** It frees hardly any activations, and with
-# > float32 adapters or dropout they take more than in full training.
+# > **Why do this?** Almost no gradients and optimizer states. **Why not?** It frees few activations, and on all
+# > linears, with float32 adapters or dropout, they take more than in full training.
 #
 # > **Take away**
 # > 1. A frozen linear saves nothing. An adapter brings its whole input back, at any $r$ and any weight precision.

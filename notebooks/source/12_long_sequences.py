@@ -205,17 +205,8 @@ print(f"at the peak of Llama 3 8B's MLP on 65,536 tokens, tiles of {TILE:,} leav
 checks.show()
 
 # %% [markdown]
-# <details><summary>The backward pass's peak, in bytes per token</summary>
-#
-# The whole MLP takes $6h + 10f$: $x$, $y$ and $y$'s gradient, then
-# gate, up, their gradients and that of down's input (itself freed by then). In tiles there are two moments: the last
-# tile's $6h + 10f$ beside $8h$ for all other tokens, $2h$ each for $x$, $y$ and their gradients; then $10h$, while
-# $x$'s gradient exists twice, in parts and concatenated. Inside a layer it's $4h$ less: $y$ is gone, and its gradient
-# counts among the layers' inputs. Attention takes $9h + 136$: $2h$ each for Q and the inputs of QKV, projection and
-# norm 2, $h$ for K and V, and 4 bytes for each of 32 heads and two norms.
-# </details>
-#
-# The opening's sum:
+# Per token, attention takes $9h + 136$ bytes: $2h$ each for Q and the inputs of QKV, projection and norm 2, $h$ for K
+# and V, and 4 bytes for each of 32 heads and two norms. The opening's sum:
 
 # %% jupyter={"source_hidden": true}
 width, at_work = LLAMA.hidden_size, long_steps(LLAMA.with_sizes(seq_length=2**20))[3]
@@ -223,11 +214,6 @@ for part, size in at_work.parts.items():
     times, rest = divmod(size // 2**20, width)
     print(f"{part}: {times}h{f' + {rest}' if rest else ''} bytes per token, {size_text(size)}")
 print(f"together {size_text(at_work.bytes)}")
-# The second moment takes 10h per token.
-longer = next(
-    s for s in range(TILE, 2**20, 1024) if mlp_peak_bytes(s, width, LLAMA.ffn_hidden_size, TILE) == 10 * s * width
-)
-print(f"In tiles of {TILE:,} tokens, the second moment is the larger one from {longer:,} tokens on.")
 
 # %% [markdown]
 # > **Why do this?** The largest tensors of the layer never exist whole. **Why not?** Three more matmuls per tile: its

@@ -22,10 +22,10 @@ LIMITS = {
     "06_pipeline": (1394, 40),
     "07_time": (1272, 40),
     "08_todays_layer": (918, 35),
-    "09_your_model": (1177, 35),
+    "09_your_model": (1164, 35),
     "10_the_loss": (884, 35),
-    "11_adapters": (918, 35),
-    "12_long_sequences": (1311, 35),
+    "11_adapters": (923, 35),
+    "12_long_sequences": (1222, 35),
     "13_experts": (978, 35),
     "14_allocator_and_eight_bits": (509, 25),
 }

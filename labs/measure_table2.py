@@ -2,6 +2,7 @@
 
 Table 2 of 2205.05198, measured: for each of the six configurations, the bytes that one
 transformer layer saves for backward, by formula and by counting what autograd really holds.
+--elementwise: also with recomputation of all that needs no matmul, which the paper doesn't have.
 Exit code 0 if all agree to the byte, 1 if any does not, 2 on wrong use.
 """
 
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 
 from actmem.config import ModelShape, check_layer
-from actmem.formulas.activations import TABLE2, Configuration, eq1, layer_extra_rows, layer_rows
+from actmem.formulas.activations import ELEMENTWISE, TABLE2, Configuration, eq1, layer_extra_rows, layer_rows
 from actmem.rows import Row
 from actmem_course.arguments import add_rank_arguments
 from actmem_course.files import check_files
@@ -29,20 +30,21 @@ def main() -> int:
     parser = options.lab_parser("measure_table2.py", __doc__ or "")
     options.add_shape_arguments(parser, options.DEFAULT_LAYER)
     options.add_dtype_argument(parser)
+    parser.add_argument("--elementwise", action="store_true", help="also recompute all that needs no matmul")
     add_rank_arguments(parser)
     args = parser.parse_args()
     with parser.refusing():
         check_files(args, "json")
         size = check_ranks(args, parser.prog)
-        dtype = getattr(torch, args.dtype)
+        dtype, table = getattr(torch, args.dtype), TABLE2 + (ELEMENTWISE,) * args.elementwise
         shape = shape_for(args, size, dtype)
 
     with ranks(args) as here:
         screen = screen_of(here.rank)
         torch.manual_seed(1234)
         with status(here.rank, "measuring"):
-            rows = gather_rows(here, [measure(shape, configuration, here, dtype) for configuration in TABLE2])
-        extra = [row for configuration in TABLE2 for row in predict(shape, configuration, here, dtype)[1]]
+            rows = gather_rows(here, [measure(shape, configuration, here, dtype) for configuration in table])
+        extra = [row for configuration in table for row in predict(shape, configuration, here, dtype)[1]]
         a, b, h, s = shape.letters()
         sizes = f"s={s} b={b} h={h} a={a} f={shape.ffn_hidden_size}"
         title = f"Table 2 measured: {sizes}, {args.dtype}\n{ranks_in_words(here)}"

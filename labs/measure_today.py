@@ -2,8 +2,7 @@
 
 What today's layer keeps, measured: one layer saves for backward everything, or recomputes the core, all that needs no
 matmul, or all of it; alone, with tensor and with sequence parallelism; by formula and by
-counting what autograd really holds.  --paper-layer: the same for the paper's layer.  --context 2: every
-sequence is sharded among 2 of the ranks.
+counting what autograd really holds.  --context 2: every sequence is sharded among 2 of the ranks.
 Exit code 0 if all agree to the byte, 1 if any does not, 2 on wrong use.
 """
 
@@ -13,11 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from measure_table2 import needed_bytes
 
-from actmem.config import PAPER_MODELS, ConfigError, ModelShape, Parallel, check_layer, check_size, model_shape
-from actmem.formulas.activations import Configuration, layer_extra_rows, layer_rows
-from actmem.ledger.measure_layer import measure_layer
+from actmem.config import ConfigError, Parallel, check_size
+from actmem.formulas.activations import Configuration
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.rows import Row, total
 from actmem_course.arguments import add_rank_arguments
@@ -46,7 +43,6 @@ SIZES = {
     "experts_per_token": "experts that each token takes (κ)",
 }
 LETTERS = dict(zip(SIZES, "sbhakfEκ", strict=True))
-ONLY_TODAY = tuple(SIZES)[4:]
 #: The word in a configuration's name for each way to share the sequence.
 CONTEXT_WORDS = {"gather": "context", "gather-plain": "context, plain", "ulysses": "ulysses"}
 ROUTING = "of a mixture of experts: all alike (default), or every token to the first κ: rank 0 is the fullest"
@@ -71,13 +67,8 @@ def configurations(context: str = "") -> list[Configuration]:
 @lab
 def main() -> int:
     parser = lab_parser("measure_today.py", __doc__ or "", {"context_parallel_size": "--context"})
-    parser.add_argument(
-        "--model",
-        help=f"one of tiny-llama (default; llama3-8b on GPUs), {', '.join(LLAMA_MODELS)}; with --paper-layer of "
-        "tiny (default; 22B on GPUs), "
-        f"{', '.join(PAPER_MODELS)}",
-    )
-    parser.add_argument("--paper-layer", action="store_true", help="measure the layer of 2205.05198 instead")
+    models = f"one of tiny-llama (default; llama3-8b on GPUs), {', '.join(LLAMA_MODELS)}"
+    parser.add_argument("--model", help=models)
     for name, meaning in SIZES.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N", help=meaning)
     parser.add_argument("--routing", choices=("even", "one-sided"), default="even", help=ROUTING)
@@ -98,35 +89,25 @@ def main() -> int:
         kernel = case.kernel(here.device)
         with status(here.rank, "measuring"):
             rows = gather_rows(here, measure(case, here, kernel))
-        predictions = [case.predict(one, here.size, here.device, 0, kernel) for one in case.configurations]
+        predictions = [case.predict(one, here.size, 0, kernel) for one in case.configurations]
         exact = print_layers(screen, rows, case.title(here), [row for _, extra in predictions for row in extra])
         write_rows(args.json, here.rank, rows)
     return 0 if exact else 1
 
 
 def case_from(args: argparse.Namespace) -> "Case":
-    """The layer that the arguments name, and its sharing.  Raises ConfigError on sizes that do not fit together."""
+    """The layer that the arguments name, and its sharing.  Raises ConfigError on a bad name or size."""
     given = {name: getattr(args, name) for name in SIZES if getattr(args, name) is not None}
-    dtype = getattr(torch, args.dtype)
     large = args.device == "cuda" and not given
-    if not args.paper_layer:
-        shape: ModelShape | LlamaShape = llama_shape(args.model or ("llama3-8b" if large else "tiny-llama")).with_sizes(
-            **given
-        )
-        return Case(shape, dtype, args.routing, args.context, args.context_kind)
-    other = [name for name in ONLY_TODAY if name in given]
-    if args.context != 1:
-        other.append("context_parallel_size")
-    if other:
-        raise ConfigError(other[0], "the paper's layer has none: leave out --paper-layer, or this")
-    return Case(model_shape(args.model or ("22B" if large else "tiny")).with_sizes(**given), dtype)
+    shape = llama_shape(args.model or ("llama3-8b" if large else "tiny-llama")).with_sizes(**given)
+    return Case(shape, getattr(torch, args.dtype), args.routing, args.context, args.context_kind)
 
 
 @dataclass(frozen=True)
 class Case:
     """One layer, and how the ranks share it: ``context`` of them share each sequence, the others its weights."""
 
-    shape: ModelShape | LlamaShape
+    shape: LlamaShape
     dtype: torch.dtype
     routing: str = "even"
     context: int = 1
@@ -145,10 +126,7 @@ class Case:
         if ranks % self.context:
             raise ConfigError("context_parallel_size", f"must divide the number of ranks, {ranks}, got {self.context}")
         for parallel in {self.parallel(one, ranks) for one in self.configurations}:
-            if isinstance(self.shape, LlamaShape):
-                own_context_shape(self.shape, parallel, self.context_kind)
-            else:
-                check_layer(self.shape, parallel)
+            own_context_shape(self.shape, parallel, self.context_kind)
         if args.device == "cuda":
             self.kernel("cuda")
         elif args.emulate is None:
@@ -157,15 +135,11 @@ class Case:
     def largest_bytes(self) -> int:
         """Bytes of one rank in the first configuration, which every rank has whole, with its weights."""
         e = self.dtype.itemsize
-        if isinstance(self.shape, ModelShape):
-            return needed_bytes(self.shape, self.dtype)
         weights = sum(one.numel() for one in LlamaLayer(self.shape, seed=0, device="meta").parameters())
         first = self.parallel(self.configurations[0], self.context)
         return total(llama_rows(self.shape, first, element_size=e, context_kind=self.context_kind)) + e * weights
 
-    def predict(
-        self, configuration: Configuration, ranks: int, device: str, rank: int, kernel: str
-    ) -> tuple[list[Row], list[Row]]:
+    def predict(self, configuration: Configuration, ranks: int, rank: int, kernel: str) -> tuple[list[Row], list[Row]]:
         """The formula's rows, and those that it leaves out.
 
         Args:
@@ -174,8 +148,6 @@ class Case:
         """
         shape, recompute, e = self.shape, configuration.recompute, self.dtype.itemsize
         parallel = self.parallel(configuration, ranks)
-        if isinstance(shape, ModelShape):
-            return layer_rows(shape, parallel, recompute, e), layer_extra_rows(shape, parallel, recompute, e, device)
         own = own_context_shape(shape, parallel, self.context_kind)
         routed = forced_routed_tokens(own, parallel, self.routing, rank) if shape.num_experts else None
         rows = llama_rows(shape, parallel, recompute, e, routed, self.context_kind)
@@ -185,26 +157,23 @@ class Case:
         return rows, attention_rows(kernel, shape.micro_batch_size, shape.num_attention_heads // t, shape.seq_length, t)
 
     def kernel(self, device: str) -> str:
-        """The attention kernel of this rank; ``""`` on a CPU, for the paper's layer, and for parts of a sequence.
+        """The attention kernel of this rank; ``""`` on a CPU, and for parts of a sequence.
 
         Those call the flash kernel themselves.  Raises ConfigError where more is saved than the formulas say.
         """
         whole = self.context == 1 or self.context_kind == "ulysses"
-        if device == "cuda" and whole and isinstance(self.shape, LlamaShape):
-            return kernel_here(self.shape, self.dtype)
-        return ""
+        return kernel_here(self.shape, self.dtype) if device == "cuda" and whole else ""
 
     def title(self, here: Ranks) -> str:
         """Layer, sizes and dtype; ranks, device and torch's version."""
-        what = "The paper's layer" if isinstance(self.shape, ModelShape) else "Today's layer"
         sizes = [f"{letter}={size}" for name, letter in LETTERS.items() if (size := getattr(self.shape, name, None))]
         words = [" ".join(sizes)]
-        if getattr(self.shape, "num_experts", None):
+        if self.shape.num_experts:
             words.append(f"{self.routing} routing")
         if self.context > 1:
             words.append(f"c={self.context}")
         dtype = str(self.dtype).removeprefix("torch.")
-        return f"{what}: {', '.join(words)}, {dtype}\n{ranks_in_words(here)}"
+        return f"Today's layer: {', '.join(words)}, {dtype}\n{ranks_in_words(here)}"
 
 
 def measure(case: Case, here: Ranks, kernel: str) -> list[dict[str, Any]]:
@@ -224,13 +193,9 @@ def measure(case: Case, here: Ranks, kernel: str) -> list[dict[str, Any]]:
             tensor if one.tensor_parallel and tensor.size > 1 else TensorParallel(),
             sequence_parallel=one.sequence_parallel,
         )
-        place: dict[str, Any] = {"device": here.device, "dtype": case.dtype}
-        if isinstance(case.shape, ModelShape):
-            measured = measure_layer(case.shape, tp, one.recompute, **place)
-        else:
-            more: dict[str, Any] = {"routing": case.routing, "context": context}
-            measured = measure_llama_layer(case.shape, tp, one.recompute, **place, **more)
-        predicted, extra = case.predict(one, here.size, here.device, tp.rank, kernel)
+        place: dict[str, Any] = {"device": here.device, "dtype": case.dtype, "routing": case.routing}
+        measured = measure_llama_layer(case.shape, tp, one.recompute, context=context, **place)
+        predicted, extra = case.predict(one, here.size, tp.rank, kernel)
         sbh = case.shape.seq_length * case.shape.micro_batch_size * case.shape.hidden_size
         formula = f"{total(predicted) / sbh:.4g}"
         rows.append(layer_result(one.name, formula, tp.size, here.rank, predicted, extra, measured))

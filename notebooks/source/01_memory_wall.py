@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 1 · The memory wall
 #
-# *35 minutes. Write your guess below (in a notebook: Shift+Enter first).*
+# *30 minutes. Write your guess below (in a notebook: Shift+Enter first).*
 #
 # You spread GPT-3's 175 billion parameters over 64 GPUs. Each GPU holds its share of the parameters, gradients and
 # optimizer states, and has room left. Then you train, and in the forward pass autograd saves tensors for the backward
@@ -72,13 +72,13 @@ Reveal(
 #
 # | chapter | question | minutes, without its lab | lab |
 # |---|---|---|---|
-# | [1 The memory wall](01_memory_wall.ipynb) | What fills a GPU? | 35 | |
-# | [2 Counting bytes](02_counting_bytes.ipynb) | Which 15 tensors does a layer save? | 50 | [1](../labs/lab1_count_bytes.py) |
-# | [3 Tensor parallelism](03_tensor_parallelism.ipynb) | Which of them does it shard? | 40 | [2](../labs/lab2_tensor_parallel.py) |
-# | [4 Sequence parallelism](04_sequence_parallelism.ipynb) | How do you shard the rest? | 40 | [3](../labs/lab3_sequence_parallel.py) |
-# | [5 Recomputation](05_recomputation.ipynb) | What is worth recomputing? | 45 | [4](../labs/lab4_recompute.py) |
-# | [6 The pipeline](06_pipeline.ipynb) | What does each stage hold, and when? | 35 | [5](../labs/lab5_pipeline.py) |
-# | [7 Time](07_time.ipynb) | What does it cost? | 35 | [6](../labs/lab6_train.py) |
+# | [1 The memory wall](01_memory_wall.ipynb) | What fills a GPU? | 30 | |
+# | [2 Counting bytes](02_counting_bytes.ipynb) | Which 15 tensors does a layer save? | 45 | [1](../labs/lab1_count_bytes.py) |
+# | [3 Tensor parallelism](03_tensor_parallelism.ipynb) | Which of them does it shard? | 35 | [2](../labs/lab2_tensor_parallel.py) |
+# | [4 Sequence parallelism](04_sequence_parallelism.ipynb) | How do you shard the rest? | 35 | [3](../labs/lab3_sequence_parallel.py) |
+# | [5 Recomputation](05_recomputation.ipynb) | What is worth recomputing? | 50 | [4](../labs/lab4_recompute.py) |
+# | [6 The pipeline](06_pipeline.ipynb) | What does each stage hold, and when? | 40 | [5](../labs/lab5_pipeline.py) |
+# | [7 Time](07_time.ipynb) | What does it cost? | 40 | [6](../labs/lab6_train.py) |
 # | **Electives**, in any order after 5 | | | |
 # | [8 Today's layer](08_todays_layer.ipynb) | What helps a Llama? | 35 | [7](../labs/lab7_todays_layer.py) |
 # | [9 Your model](09_your_model.ipynb) | What does your model save, and does it fit? | 35 | [8](../labs/lab8_plan.py) |
@@ -146,7 +146,7 @@ LiveFigure(layer_picture(gpt3.shape))
 # * $34\,sbh$: tensors with a vector for each token. A microbatch has the shape $[s, b, h]$, which takes $2sbh$ bytes
 #   in 16 bits; a dropout mask takes $sbh$, one byte per element.
 # * $5\,as^2b$: tensors with a number for each *pair* of tokens in each head: the softmax output, its dropout mask and
-#   the dropout output. The operation that makes them is the **core attention** (`core_attention` in Megatron).
+#   the dropout output. They are made in the **core attention** (`core_attention` in Megatron).
 #
 # Test it: PyTorch runs a small layer in bfloat16, and `record` lists what autograd saves:
 
@@ -168,8 +168,8 @@ checks.add(f"one layer, {extra:,} bytes of them extra", [(eq1(TINY) + extra, led
 checks.show()
 
 # %% [markdown]
-# *0 apart* means equal to the byte. That zero is the point of this course. (*Extra* is what the paper leaves out as small: two numbers per token for
-# each layer norm.)
+# *0 apart* means equal to the byte. That zero is the point of this course. (*Extra* is what the paper leaves out as
+# small: two numbers per token for each layer norm.)
 #
 # GPT-3's layer reads twice as many tokens. Does it save twice as many bytes? Its tensors have shapes here but no
 # storage, so it runs on a laptop (17 tensors: the 15, and each norm's *extra*):
@@ -253,24 +253,25 @@ factor = float(interleave_factor(p, m))
 rows = stage_rows(gpt3.shape, am.Parallel(8, pipeline_parallel_size=p, num_model_chunks=m))
 masks = sum(row.bytes for row in rows if row.term == EMBEDDING_TERM)
 print(
-    f"With {m} chunks of layers on each GPU, p = {p} has {factor:.2f} times the activations, "
-    f"{size_text(total(rows) - masks)}; {embeddings_in_flight(gpt3.parallel)} dropout masks of the embedding take "
-    f"{size_text(masks)} more."
+    f"The bar 175B above: p = {p}, and each GPU has its {gpt3.shape.num_layers // p} layers in {m} chunks, so "
+    f"{factor:.2f} times the activations, {size_text(total(rows) - masks)}; "
+    f"{embeddings_in_flight(gpt3.parallel)} dropout masks of the embedding (chapter 6: why so many) take {size_text(masks)} more."
 )
 
 # %% [markdown]
-# It needs just as much. Under the usual schedule (1F1B: one forward, one backward) the first stage runs $p$ forward passes
-# before its first backward pass. With at least $p$ microbatches it holds $p$ times the activations of $L/p$ layers:
-# those of $L$ layers, whatever $p$ is (the paper's equation 5; [chapter 6](06_pipeline.ipynb)). GPT-3's bar, 175B, is longer: in its interleaved
-# schedule each GPU has several chunks of layers, so more passes start before the first backward pass.
+# It needs just as much. Under the usual schedule (1F1B: one forward, one backward) the first stage runs $p$ forward
+# passes before its first backward pass. With at least $p$ microbatches it holds $p$ times the activations of $L/p$
+# layers: those of $L$ layers, whatever $p$ is (the paper's equation 5; [chapter 6](06_pipeline.ipynb)). GPT-3's bar,
+# 175B, is longer: in its interleaved schedule each GPU has several chunks of layers, so more passes start before the
+# first backward pass.
 #
 # > **More pipeline stages. Why do this?** Parameters, gradients and optimizer states shrink with $p$. **Why not?**
 # > Activations don't, and more GPUs wait longer while the pipeline fills and empties.
 #
 # You can't take a smaller microbatch: three of the models already run with $b = 1$. More copies of the model (data
-# parallelism) don't help: each saves the same activations for its own sequences. ZeRO shards states over the copies: ZeRO-1 (Megatron's
-# distributed optimizer) the optimizer's, ZeRO-2 the gradients too, ZeRO-3 the parameters too. Suppose there are so many copies that a GPU's
-# shard is nothing:
+# parallelism) don't help: each saves the same activations for its own sequences. ZeRO shards states over the copies:
+# ZeRO-1 (Megatron's distributed optimizer) the optimizer's, ZeRO-2 the gradients too, ZeRO-3 the parameters too.
+# Suppose so many copies that a GPU's shard is almost nothing:
 
 # %% jupyter={"source_hidden": true}
 whole = {
@@ -287,7 +288,8 @@ for name, model in PAPER_MODELS.items():
 print(text_table(("model", *whole), lines, " rrr"))
 
 # %% [markdown]
-# The two largest don't fit even with ZeRO-3, whose gathered layers come on top. More tensor parallelism leaves a part of the activations whole on every rank (chapter 3).
+# The two largest don't fit even with ZeRO-3, which also gathers each layer's parameters to use them. More tensor
+# parallelism leaves a part of the activations whole on every rank (chapter 3).
 #
 # ## What does help
 #
@@ -314,9 +316,9 @@ Fold("Which models fit with each method", "\n".join(lines))
 # ## The wall on a real GPU
 #
 # One rank of the 22B model takes a training step, with all layers and Adam's states, on a newer GPU that may use no
-# more memory than an A100. The prediction adds weights, gradients, optimizer states, activations, the loss, and what
-# the backward pass holds for a moment. (*Elementwise* recomputes all that needs no linear layer: norms, GeLU, dropout, the
-# core: [chapter 8](08_todays_layer.ipynb).)
+# more memory than an A100. The prediction adds weights, gradients, optimizer states, activations, the loss, and the
+# backward pass's tensors at the peak. (*Elementwise* recomputes all that needs no linear layer: norms, GeLU, dropout,
+# the core: [chapter 8](08_todays_layer.ipynb).)
 
 # %% jupyter={"source_hidden": true}
 from actmem_course.figures.gpu_results import conditions, newest, step_curve, wall_bars, wall_remainder
@@ -334,7 +336,7 @@ wall_remainder(wall)
 
 # %% [markdown]
 # In the step with selective recomputation, the forward pass fills the memory, layer by layer. The backward pass
-# empties it; each tooth is a layer that recomputes its core attention:
+# empties it; each spike is a layer that recomputes its core attention:
 
 # %% jupyter={"source_hidden": true}
 LiveFigure(step_curve(wall))

@@ -1,10 +1,10 @@
 # %% [markdown]
 # # 4 · Sequence parallelism
 #
-# *40 minutes without the lab. Write your guess below (in a notebook: Shift+Enter first).*
+# *35 minutes without the lab. Write your guess below (in a notebook: Shift+Enter first).*
 #
-# With tensor parallelism (TP), six of a layer's 15 saved tensors are still whole on every rank: the floor. Shard those too,
-# by sequence parallelism (SP). **How much does each rank save for backward now?**
+# With tensor parallelism (TP), six of a layer's 15 saved tensors are still whole on every rank: the replicated
+# part. Shard those too, by sequence parallelism (SP). **How much does each rank save for backward now?**
 
 # %%
 # Setup: imports, and the numbers of the question
@@ -40,17 +40,18 @@ Reveal(
 )
 
 # %% [markdown]
-# **You need** chapter 3: $f$, $\bar f$ and the floor. As there, $t$ ranks share a layer with $a$ heads and hidden size $h$, which
-# reads $b$ sequences of $s$ tokens.
+# **You need** chapter 3: $f$, $\bar f$ and the replicated part. As there, $t$ ranks share a layer with $a$ heads and hidden
+# size $h$, which reads $b$ sequences of $s$ tokens.
 #
-# Elsewhere "sequence parallelism" can mean that attention itself is sharded along $s$ ([chapter 12](12_long_sequences.ipynb):
-# ring attention, Ulysses). Here attention is sharded by heads as before, and only what lies *between* the blocks is sharded along $s$.
+# Elsewhere "sequence parallelism" can mean that attention itself is sharded along $s$ ([chapter
+# 12](12_long_sequences.ipynb): ring attention, Ulysses). Here attention is sharded by heads as before, and only what
+# lies *between* the blocks is sharded along $s$.
 
 # %% [markdown]
 # ## Between the blocks, tokens are independent
 #
-# A layer norm takes the mean and variance of one token. Dropout, bias and residual addition act on one element. Only attention
-# reads other tokens. So a rank can do all this for $s/t$ tokens alone. Check it:
+# A layer norm takes the mean and variance of one token. Dropout, bias and residual addition act on one element. Only
+# attention reads other tokens. So a rank can do all this for $s/t$ tokens alone:
 
 # %%
 import torch
@@ -92,9 +93,9 @@ Panel(
 )
 
 # %% [markdown]
-# Inside the blocks nothing has changed. Two new operators are at their edges. $g$ is an **all-gather**: put all shards
-# together on every rank. $\bar g$ is a **reduce-scatter**: add up as an all-reduce does, but leave each rank only its shard
-# of the sum.
+# Inside the blocks nothing has changed. Two new operators are at their edges. $g$ is an **all-gather**: put all
+# shards together on every rank. $\bar g$ is a **reduce-scatter**: add up as an all-reduce does, but leave each rank
+# only its shard of the sum.
 
 # %% jupyter={"source_hidden": true}
 from actmem_course.figures.operators import operators
@@ -107,25 +108,26 @@ LiveFigure(operators(("g", "ḡ"), GPT3))
 # | $g$ | all-gather | reduce-scatter | `gather_from_sequence_parallel_region` |
 # | $\bar g$ | reduce-scatter | all-gather | `reduce_scatter_to_sequence_parallel_region` |
 #
-# Forward pass: the block's first matmul needs all tokens, so $g$ gathers them. Its last matmul leaves a partial sum on every
-# rank, and $\bar g$ gives each rank the sum for its own tokens. Backward pass: every rank used all of $X$, so $dX$ is a sum
-# of $t$ terms, as for $f$, of which each rank needs only its own tokens.
+# Forward pass: the block's first matmul needs all tokens, so $g$ gathers them. Its last matmul leaves a partial sum
+# on every rank, and $\bar g$ gives each rank the sum for its own tokens. Backward pass: every rank used all of $X$,
+# so $dX$ is a sum of $t$ terms, as for $f$, of which each rank needs only its own tokens.
 #
 # So $t$ divides every term (equation 4):
 #
 # $$sbh\left(\frac{10}{t} + \frac{24}{t} + \frac{5as}{ht}\right) = \frac{sbh}{t}\left(34 + \frac{5as}{h}\right)$$
 #
-# One trap: in chapter 3, dropout between the blocks had to draw one mask on all ranks. Now the masks must *differ*, or every
-# shard gets the same pattern.
+# One trap: in chapter 3, dropout between the blocks had to draw one mask on all ranks. Now the masks must *differ* (Megatron: `get_cuda_rng_tracker`),
+# or every shard gets the same pattern.
 #
-# **Now write it:** [exercises 3.1, 3.2 and 3.7](../labs/lab3_sequence_parallel.py), `g`, `g_bar` and `dropout_generators`:
+# **Now write it:** [exercises 3.1, 3.2 and 3.7](../labs/lab3_sequence_parallel.py), `g`, `g_bar` and
+# `dropout_generators`:
 # `python my/labs/lab3_sequence_parallel.py --only 3.1,3.2,3.7`.
 #
 # ## An all-reduce, taken apart
 #
-# Each all-reduce has become a reduce-scatter and an all-gather. Is that twice the communication? Look at how a ring of ranks
-# adds up a tensor of $t$ chunks. In each step every rank sends one chunk to the next: follow the arrows. A box shows how many
-# of the $t$ terms its sum has so far. Play it:
+# Each all-reduce has become a reduce-scatter and an all-gather. Is that twice the communication? Look at how a ring
+# of ranks adds up a tensor of $t$ chunks. In each step every rank sends one chunk to the next: follow the arrows. A
+# box shows how many of the $t$ terms its sum has so far. Play it:
 
 # %%
 payload = 2 * GPT3.seq_length * GPT3.micro_batch_size * GPT3.hidden_size
@@ -137,9 +139,10 @@ Panel(
 )
 
 # %% [markdown]
-# Stop halfway, after $t - 1$ steps. Every rank has *one* finished chunk: that's a reduce-scatter. The all-reduce goes on and
-# passes the finished chunks around: that's an all-gather. Sequence parallelism runs dropout and layer norm between the two
-# halves. In each half a rank sends $\frac{t-1}{t}$ of the tensor, so together they send exactly what one all-reduce does.
+# Stop halfway, after $t - 1$ steps. Every rank has *one* finished chunk: that's a reduce-scatter. The all-reduce goes
+# on and passes the finished chunks around: that's an all-gather. Sequence parallelism runs dropout and layer norm
+# between the two halves. In each half a rank sends $\frac{t-1}{t}$ of the tensor, so together they send exactly what
+# one all-reduce does.
 
 # %% jupyter={"source_hidden": true}
 from actmem.formulas.communication import PredictedCollective
@@ -163,8 +166,8 @@ checks.show()
 # %% [markdown]
 # ## What plain autograd saves
 #
-# Now write the column-parallel linear the obvious way: `y = F.linear(g(x), weight)`. Output and gradients are right. Run one
-# rank of the real layer like this, and compare what it saves with equation 4:
+# Now write the column-parallel linear the obvious way: `y = F.linear(g(x), weight)`. Output and gradients are right.
+# Run one rank of the real layer like this, and compare what it saves with equation 4:
 
 # %%
 from actmem.formulas.activations import gathered_input_bytes, layer_extra_rows
@@ -193,28 +196,29 @@ checks.add("saved beyond equation 4: 4sbh(1 − 1/t)", [pair])
 checks.show()
 
 # %% [markdown]
-# Two tensors are $t$ times too large. Find them, on one of 4 ranks:
+# Two tensors are $t$ times too large. Find them, on 4 ranks:
 
 # %%
 LiveFigure(layer_picture(GPT3, am.Parallel(4, True), keeps_gathered=True))
 
 # %% [markdown]
-# They are the inputs of the two column-parallel matmuls. The weight's gradient reads the matmul's input, which is the *gathered*
-# tensor, so autograd saves that. Two tensors of $2sbh$ bytes are no longer divided: $34/t$ becomes $4 + 30/t$. No test of outputs
-# or gradients notices; only memory shows it.
+# They are the inputs of the two column-parallel matmuls. The weight's gradient reads the matmul's input, which is the
+# *gathered* tensor, so autograd saves that. Two tensors of $2sbh$ bytes are no longer divided: $34/t$ becomes
+# $4 + 30/t$. No test of outputs or gradients notices; only memory shows it.
 #
 # ## Gather again in the backward pass
 #
-# The fix is one autograd function that gathers and multiplies (`_ColumnParallel` in `actmem/parallel/linear.py`). It saves
-# only its shard, and gathers the others *again* in the backward pass. Read the picture from the bottom up, as its arrows point:
+# The fix is one autograd function that gathers and multiplies (`_ColumnParallel` in `actmem/parallel/linear.py`). It
+# saves only its shard, and gathers the others *again* in the backward pass. Read the picture from the bottom up, as
+# its arrows point:
 
 # %%
 LiveFigure(layer_picture(GPT3, am.Parallel(4, True), collectives="backward"))
 
 # %% [markdown]
-# The grey boxes are there only for a moment. Do the two extra gathers cost time? The gradient of the input, $dY\,A^\top$,
-# doesn't need $X$, so it's computed while the shards travel. Then the gradient of the weight, $X^\top dY$, is computed while
-# $dX$ is reduced and scattered. On one of 8 ranks:
+# The grey boxes are there only for a moment. Do the two extra gathers cost time? The gradient of the input,
+# $dY\,A^\top$, doesn't need $X$, so it's computed while the shards travel. Then the gradient of the weight,
+# $X^\top dY$, is computed while $dX$ is reduced and scattered. On one of 8 ranks:
 
 # %%
 LiveFigure(show.backward_timeline(GPT3, t))
@@ -253,24 +257,25 @@ checks.add("collectives of a layer in three configurations, by kind", pairs, "")
 checks.show()
 
 # %% [markdown]
-# With the gathered input saved, 4 all-gathers and 4 reduce-scatters send the **same bytes** as TP's 4 all-reduces, as the
-# paper says. With the shard saved you add two all-gathers: a quarter more bytes, overlapped with a matmul. And **same bytes is not same time**: you start more collectives, and each
-# start takes some microseconds.
+# With the gathered input saved, 4 all-gathers and 4 reduce-scatters send the **same bytes** as TP's 4 all-reduces, as
+# the paper says. With the shard saved you add two all-gathers: a quarter more bytes, overlapped with a matmul. And
+# **same bytes is not same time**: you start more collectives, and each start takes some microseconds.
 #
-# > **Why do this?** $t$ divides all of a layer's activations, and layer norm and dropout run on $s/t$ tokens. If you use TP
-# > anyway, there's hardly a reason to leave SP off. **Why not?** With small tensors the latency of the extra collectives matters.
-# > Backward's gather overlaps only if it starts before the matmul. So on GPUs before Blackwell, Megatron-LM wants
-# > `CUDA_DEVICE_MAX_CONNECTIONS=1` (not with FSDP): with one hardware queue, kernels start in the order in which they were
-# > launched. Pad $s$ to a multiple of $t$.
+# > **Why do this?** $t$ divides all of a layer's activations, and layer norm and dropout run on $s/t$ tokens. If you
+# > use TP anyway, there's hardly a reason to leave SP off. **Why not?** With small tensors the latency of the extra
+# > collectives matters. Backward's gather overlaps only if it starts before the matmul. So on GPUs before Blackwell,
+# > Megatron-LM wants `CUDA_DEVICE_MAX_CONNECTIONS=1` (not with FSDP): with one hardware queue, kernels start in the
+# > order in which they were launched. Pad $s$ to a multiple of $t$.
 #
 # **Now write it:** [exercises 3.3, 3.4 and 3.5](../labs/lab3_sequence_parallel.py), `gathering_linear`, `layer` and
 # `shard_keeping_linear`: `python my/labs/lab3_sequence_parallel.py --only 3.3,3.4,3.5`.
 #
 # ## Partial gradients
 #
-# One more collective is easily forgotten. Every rank holds in full the layer norms' parameters, and the biases of the output
-# projection and of $4h \to h$: you add these after $\bar g$, when the sum is complete. With TP alone each rank saw all tokens
-# and computed their whole gradient. Now it sees $s/t$ tokens. Compare two real processes, in float64, with an unsharded layer:
+# One more collective is easily forgotten. Every rank holds in full the layer norms' parameters, and the biases of the
+# output projection and of $4h \to h$: you add these after $\bar g$, when the sum is complete. With TP alone each rank
+# saw all tokens and computed their whole gradient. Now it sees $s/t$ tokens. Compare two real processes, in float64,
+# with an unsharded layer:
 
 # %%
 from actmem_course import launch
@@ -299,9 +304,9 @@ checks
 #
 # ## Work it out
 #
-# How long do the collectives of one GPT-3 layer take, both passes, on 8 ranks whose links carry 300 GB/s each way? For each, a
-# rank sends $(t-1)/t$ of a tensor of $2sbh$ bytes. Compare it with the layer's matmuls at 312
-# TFLOP/s: the forward pass has $24sbh^2 + 4s^2bh$ FLOPs (chapter 5), both passes three times that, and each rank a $t$-th.
+# How long do the collectives of one GPT-3 layer take, both passes, on 8 ranks whose links carry 300 GB/s each way?
+# For each, a rank sends $(t-1)/t$ of a tensor of $2sbh$ bytes. Compare it with the layer's matmuls at 312 TFLOP/s:
+# the forward pass has $24sbh^2 + 4s^2bh$ FLOPs (chapter 5), both passes three times that, and each rank a $t$-th.
 # ($s$ = 2,048, $b$ = 1, $h$ = 12,288.)
 
 # %% jupyter={"source_hidden": true}
@@ -326,7 +331,8 @@ worked(
 #
 # <details><summary>Answer</summary>
 #
-# $10\,sbh\,(1 - 1/t)$: six tensors, $10\,sbh$ together, were replicated, and $t$ divides them now. $2sbh$ is one of them.
+# $10\,sbh\,(1 - 1/t)$: six tensors, $10\,sbh$ together, were replicated, and $t$ divides them now. $2sbh$ is one of
+# them.
 # </details>
 #
 # ## What people get wrong here
@@ -334,17 +340,20 @@ worked(
 # * **"Sequence parallelism costs no communication."** Same bytes, more collectives, and two gathers for the shards.
 # * **"It divides everything but the core attention."** Tensor parallelism divides the core, by heads. The Ultra-Scale
 #   Playbook's memory widget stops dividing $5as^2b$ by $t$ when SP is on.
-# * **"The layer norm's weights are replicated, so their gradients are too."** They are partial. Without the sum every rank
-#   trains a layer norm of its own.
+# * **"The layer norm's weights are replicated, so their gradients are too."** They are partial. Without the sum every
+#   rank trains a layer norm of its own.
 #
 # > **Take away**
-# > 1. Between the blocks tokens are independent: shard along $s$, and the floor is gone.
+# > 1. Between the blocks tokens are independent: shard along $s$, and nothing is replicated.
 # > 2. An all-reduce is a reduce-scatter and an all-gather. $\bar g$ and $g$ are its halves, and together send as much.
 # > 3. Save the shard and gather again in the backward pass: a quarter more bytes sent, or $4\,sbh$ stay on every rank.
 # >
 # > **At work tomorrow:** if your job uses tensor parallelism, check that sequence parallelism is on (Megatron-LM:
-# > `--sequence-parallel`). If the code is your own, run it under `am.record` and look for a saved $[s, b, h]$ of full width.
+# > `--sequence-parallel`). If the code is your own, run it under `am.record` and look for a saved $[s, b, h]$ of full
+# > width.
 #
-# **The lab:** [lab 3](../labs/lab3_sequence_parallel.py). Next, [chapter 5](05_recomputation.ipynb): recompute the core attention.
+# **The lab:** [lab 3](../labs/lab3_sequence_parallel.py). Next, [chapter 5](05_recomputation.ipynb): recompute the
+# core attention.
 #
-# **Sources.** Korthikanti et al., [arXiv 2205.05198](https://arxiv.org/abs/2205.05198): section 4.2.2, figures 5 and 6, equation 4.
+# **Sources.** Korthikanti et al., [arXiv 2205.05198](https://arxiv.org/abs/2205.05198): section 4.2.2, figures 5 and
+# 6, equation 4.

@@ -1,22 +1,24 @@
 # %% [markdown]
 # # 5 · Recomputation
 #
-# *45 minutes without the lab. Write your guess below (in a notebook: Shift+Enter first).*
+# *50 minutes without the lab. Write your guess below (in a notebook: Shift+Enter first).*
 #
-# Your layers still save too much. So don't save some of their tensors: recompute them when the backward pass needs them. You pay
-# in **FLOPs**, multiplications and additions. The matmul of an $x \times y$ and a $y \times z$ matrix takes $2xyz$. For $b$
-# sequences of $s$ tokens, a hidden size of $h$ and $a$ heads:
+# Your layers still save too much. So don't save some of their tensors: recompute them when the backward pass needs
+# them. You pay in **FLOPs**, multiplications and additions. The matmul of an $x \times y$ and a $y \times z$ matrix
+# takes $2xyz$. For $b$ sequences of $s$ tokens, a hidden size of $h$ and $a$ heads:
 #
 # | in a layer | bytes saved | FLOPs, forward pass |
 # |---|---|---|
 # | the linears (QKV, projection, h→4h, 4h→h), and what's between | $34sbh$ | $2sb(3 + 1 + 4 + 4)h^2 = 24sbh^2$ |
 # | the **core attention** (QKᵀ, softmax, dropout, attention over V) | $5as^2b$ | $2s^2bh$ for each of two matmuls |
 #
-# The backward pass has two matmuls for each of these. Forward and backward together: $72sbh^2 + 12s^2bh$. At GPT-3's size the core has more of the bytes.
+# The backward pass has two matmuls for each of these. Forward and backward together: $72sbh^2 + 12s^2bh$. At GPT-3's
+# size the core has more of the bytes.
 #
-# Suppose you don't save the core's tensors, and recompute them in the backward pass. That takes QKᵀ once more, but not attention
-# over V, whose output is saved as the input of the next linear. **By what percentage do the layer's FLOPs rise?** (The figure also
-# shows **full recomputation**: save only the layer's input, and recompute the rest up to the last tensor that backward reads.)
+# Suppose you don't save the core's tensors, and recompute them in the backward pass. That takes QKᵀ once more, but
+# not attention over V, whose output is saved as the input of the next linear. **By what percentage do the layer's
+# FLOPs rise?** (The figure also shows **full recomputation**: save only the layer's input, and recompute the rest up
+# to the last tensor that backward reads.)
 
 # %%
 # Setup: imports, and the numbers of the question
@@ -53,15 +55,15 @@ Reveal(
 #
 # Drag $s$: the cost grows with $s/h$, the bytes freed with $5as/h$. This is **selective recomputation**.
 #
-# > **Why do this?** The core has most of the bytes and few of the FLOPs.
-# > **Why not?** A fused attention kernel has no such tensors (see FlashAttention below). And it costs more in time than in
-# > FLOPs, because softmax and dropout are memory-bound ([chapter 7](07_time.ipynb)).
+# > **Why do this?** The core has most of the bytes and few of the FLOPs. **Why not?** A fused attention kernel has no
+# > such tensors (see FlashAttention below). And it costs more in time than in FLOPs, because softmax and dropout are
+# > memory-bound ([chapter 7](07_time.ipynb)).
 #
 # ## One step, block by block
 #
-# The backward pass frees tensors in reverse order. Play one step of four GPT-3 layers, 0 to 3: you see the layer at work, and the bytes of
-# all four. Then choose *selective* and play it again. The forward pass no longer saves the core's three tensors (hatched), and they come back
-# for one layer at a time, as a spike:
+# The backward pass frees tensors in reverse order. Play one step of four GPT-3 layers, 0 to 3: you see the layer at
+# work, and the bytes of all four. Then choose *selective* and play it again. The forward pass no longer saves the
+# core's three tensors (hatched), and they come back for one layer at a time, as a spike:
 
 # %%
 from actmem_course.predicted.recomputation import training_moments
@@ -74,13 +76,13 @@ Panel(
 )
 
 # %% [markdown]
-# **Rule:** saved tensors peak at no more than what all layers save, plus what you recompute for one layer. (Gradients come on
-# top: [chapter 9](09_your_model.ipynb).)
+# **Rule:** saved tensors peak at no more than what all layers save, plus what you recompute for one layer. (Gradients
+# come on top: [chapter 9](09_your_model.ipynb).)
 #
 # ## How a checkpoint function works, in four steps
 #
-# Write one for the core attention, on small tensors. `gradients(run)` runs the core through `run`, each time with the same inputs
-# and the same dropout, and returns the gradients of q, k and v. `saved(run)` returns what autograd saves.
+# Write one for the core attention, on small tensors. `gradients(run)` runs the core through `run`, each time with the
+# same inputs and the same dropout, and returns the gradients of q, k and v. `saved(run)` returns what autograd saves.
 
 # %% jupyter={"source_hidden": true}
 import torch
@@ -166,10 +168,10 @@ except RuntimeError as error:
     print(error)
 
 # %% [markdown]
-# **Step 2: draw the same dropout.** The gradients would be wrong: with another dropout mask you differentiate another function. This
-# course's dropout notices; in a checkpoint written by hand, like this one, `nn.Dropout` doesn't. `torch.utils.checkpoint` is safe:
-# it restores torch's default generators (`preserve_rng_state=True`). Do the same: save the generator's state, and restore it
-# before you recompute.
+# **Step 2: draw the same dropout.** The gradients would be wrong: with another dropout mask you differentiate another
+# function. This course's dropout notices; in a checkpoint written by hand, like this one, `nn.Dropout` doesn't.
+# `torch.utils.checkpoint` is safe: it restores torch's default generators (`preserve_rng_state=True`). Do the same:
+# save the generator's state, and restore it before you recompute.
 
 
 # %%
@@ -199,14 +201,15 @@ display(checks.show())
 in_words(saved(RecomputeSameDropout.apply))
 
 # %% [markdown]
-# You save one more tensor, the generator's state: on a CPU a few thousand bytes (open the line above), on a CUDA GPU 16, for any region.
-# And the gradients are bit-identical.
+# You save one more tensor, the generator's state: a few thousand bytes on a CPU (open the line above), 16 bytes on a
+# CUDA GPU. The gradients are bit-identical.
 #
-# **Step 3: stop early.** The backward pass needs the tensors that the core *saves*, not its output. Its last operation is the
-# matmul with V, and nothing in the core saves that matmul's output. So stop before it. This course's `checkpoint` puts a
-# numbered slot in place of each tensor that autograd wants to save (`saved_tensors_hooks`), and stops when the last slot is filled
-# (`src/actmem/recompute.py` begins with its rules). So does `torch.utils.checkpoint` with `use_reentrant=False`. torch's
-# reentrant form and Megatron-LM's checkpoint recompute to the end.
+# **Step 3: stop early.** The backward pass needs the tensors that the core *saves*, not its output. Its last
+# operation is the matmul with V, and nothing in the core saves that matmul's output. So stop before it, and recompute
+# only QKᵀ, softmax and dropout: *the core, stopped early*. This course's `checkpoint` puts a numbered slot in place
+# of each tensor that autograd wants to save (`saved_tensors_hooks`), and stops when the last slot is filled
+# (`src/actmem/recompute.py` begins with its rules). So does `torch.utils.checkpoint` with `use_reentrant=False`.
+# torch's reentrant form and Megatron-LM's checkpoint recompute to the end.
 #
 # **Step 4: count.** torch's FLOP counter sees every matmul:
 
@@ -236,58 +239,58 @@ print(text_table(("", "matmuls", "bytes saved"), lines, " rr"))
 checks.show()
 
 # %% [markdown]
-# Two matmuls forward and four backward make six. Recompute to the end, and you add two; stop early, and you add one, for
-# the same bytes.
+# Two matmuls forward and four backward make six. Recompute to the end, and you add two; stop early, and you add one,
+# for the same bytes.
 #
 # ## Why not the MLP?
 #
-# The MLP saves large tensors too: $8sbh$ bytes before GeLU and $8sbh$ after it. Why not recompute those? Ask of each group of
-# tensors how many bytes one FLOP frees:
+# The MLP saves large tensors too: $8sbh$ bytes before GeLU and $8sbh$ after it. Why not recompute those? Ask of each
+# group of tensors how many bytes one FLOP frees:
 
 # %% jupyter={"source_hidden": true}
 from fractions import Fraction
 from actmem.formulas.activations import CORE_ATTENTION_TERMS
 from actmem.formulas.flops import layer_matmuls
-from actmem_course.figures import size_text
 
-# What is recomputed together: its terms, by what, and the matmul among that.
+# What is recomputed together: its terms, and the matmul that this takes.
 GROUPS = {
-    "Q, K, V": (("Q", "K", "V"), "QKV projection", "QKV projection"),
-    "core attention": (CORE_ATTENTION_TERMS, "QKᵀ, softmax, dropout", "QKᵀ"),
-    "projection input": (("attention projection input",), "attention over V", "attention over V"),
-    "layer-norm 2 input": (("layer-norm 2 input",), "attention projection, dropout, sum", "attention projection"),
-    "GeLU input": (("GeLU input",), "h→4h", "h→4h"),
+    "Q, K, V": (("Q", "K", "V"), "QKV projection"),
+    "core, stopped early": (CORE_ATTENTION_TERMS, "QKᵀ"),
+    "projection input": (("attention projection input",), "attention over V"),
+    "layer-norm 2 input": (("layer-norm 2 input",), "attention projection"),
+    "GeLU input": (("GeLU input",), "h→4h"),
 }
 lines, frees = [], {}
-for name, (terms, how, matmul) in GROUPS.items():
+for name, (terms, matmul) in GROUPS.items():
     size, flops = sum(row.bytes for row in am.layer_rows(GPT3) if row.term in terms), layer_matmuls(GPT3)[matmul]
     frees[name] = Fraction(size, flops)
-    lines.append((name, size_text(size), f"{flops / 1e9:,.0f}", f"{1000 * float(frees[name]):.3f}", how))
+    lines.append((name, matmul, f"{1000 * float(frees[name]):.3f}"))
 lines.sort(key=lambda line: -frees[line[0]])
-print(text_table(("recomputed", "frees", "GFLOP", "bytes/kFLOP", "by"), lines, " rrr"))
-ratio = frees["core attention"] / frees["GeLU input"]
+print(text_table(("recomputed", "by", "bytes/kFLOP"), lines, "  r"))
+ratio = frees["core, stopped early"] / frees["GeLU input"]
 checks.add(
     "bytes per FLOP, the core over h→4h", [(Fraction(5 * GPT3.num_attention_heads, 2), ratio)], "", ("5a/2", "of the table")
 )
 checks.show()
 
 # %% [markdown]
-# The core's number is the same for any $s$, since its bytes and its FLOPs both grow with $s^2$. Compare it with a linear that
-# has $x$ times $h$ outputs:
+# The core's number (stopped early) is the same for any $s$, since its bytes and its FLOPs both grow with $s^2$.
+# Compare it with a linear that has $x$ times $h$ outputs:
 #
 # $$\frac{5as^2b}{2s^2bh} = \frac{5a}{2h}, \qquad \frac{2sbh\,x}{2sbh^2\,x} = \frac{1}{h}.$$
 #
-# Per FLOP, the core frees $5a/2$ times as many bytes, for any $s$. Each line below the core's recomputes one
-# matmul to free what comes out of it. The outputs of the norms and of GeLU take no matmul. In time they cost about as much per
-# byte as the core (chapter 7). The paper saves them. Megatron-LM can drop the norms' outputs (`--recompute-granularity selective --recompute-modules layernorm`), but
-# not in its default dense layer, where Transformer Engine fuses the norms with the linears.
+# Per FLOP, the core frees $5a/2$ times as many bytes. Each line below the core's recomputes one matmul to free what
+# comes out of it. The outputs of the norms and of GeLU take no matmul. In time they cost about as much per byte as
+# the core (chapter 7). The paper saves them. Megatron-LM can drop the norms' outputs
+# (`--recompute-granularity selective --recompute-modules layernorm`), but not in its default dense layer, where
+# Transformer Engine fuses the norms with the linears.
 
 # %% [markdown]
 # ## One cost, three numbers
 #
-# Section 5 of the paper prints how many FLOPs selective recomputation adds, and its equation 8 gives the same number. But the
-# sentence before equation 8 recomputes the core only once. Which is right? Run the real layer on torch's `meta` device,
-# which has shapes but no data, and let torch count the matmuls.
+# In a layer's FLOPs, $72\,bsh^2(1 + s/6h)$, the paper's equation 8 turns $s/6h$ into $s/3h$: three more forward
+# passes of the core. But the sentence before it recomputes the core once. Which is right? Run the real layer on torch's
+# `meta` device, which has shapes but no data, and let torch count the matmuls.
 
 # %%
 from actmem.formulas.flops import layer_matmuls
@@ -340,12 +343,12 @@ print(f"GPT-3: the paper prints {printed}%, torch counts {once:.2f}%, or {stoppe
 #
 # ## Full recomputation
 #
-# Save only the layer's input, $2sbh$ bytes. You can stop early here, too. The last matmul is `4h→h`, and the only tensor
-# saved after it is a dropout mask, which our layer draws before that matmul. So you leave out $8sbh^2$ FLOPs, a third of the
-# linears. The paper and its code recompute to the end, which adds a third to the layer's FLOPs.
+# Save only the layer's input, $2sbh$ bytes. You can stop early here, too. The last matmul is `4h→h`, and the only
+# tensor saved after it is a dropout mask, which our layer draws before that matmul. So you leave out $8sbh^2$ FLOPs,
+# a third of the linears. The paper and its code recompute to the end, which adds a third to the layer's FLOPs.
 #
-# On $t$ ranks you also recompute the layer's collectives (chapters 3 and 4), up to the point where you stop. The core has none:
-# each head is on one rank. Choose *full*, and see what the ranks send once more:
+# On $t$ ranks you also recompute the layer's collectives (chapters 3 and 4), up to the point where you stop. The core
+# has none: each head is on one rank. Choose *full*, and see what the ranks send once more:
 
 # %%
 from actmem_course.figures.layer_picture import layer_picture
@@ -360,17 +363,17 @@ Panel(
 )
 
 # %% [markdown]
-# > **Why do this?** The fewest bytes stay: $2sbh$ per layer.
-# > **Why not?** You add 22 to 33% to the layer's FLOPs, and its collectives once more, not overlapped.
+# > **Why do this?** The fewest bytes stay: $2sbh$ per layer. **Why not?** You add 22 to 33% to the layer's FLOPs, and
+# > its collectives once more, not overlapped.
 #
 # ## Table 2: six ways to train a layer
 #
-# You now know all six rows of the paper's Table 2, the bytes that one layer saves on one of $t$ devices: **none**; **tensor** (TP,
-# chapter 3); **tensor+sequence** (TP + SP, chapter 4); each of these two with **selective** recomputation; and **full**.
+# You now know all six rows of the paper's Table 2, the bytes that one layer saves on one of $t$ devices: **none**;
+# **tensor** (TP, chapter 3); **tensor+sequence** (TP + SP, chapter 4); each of these two with **selective**
+# recomputation; and **full**.
 #
-# Is the table true? Two processes share a small layer as two devices would, and count what autograd saves after the forward
-# pass. *Extra* is the part that the paper leaves out as small: statistics of the layer norms, the causal mask, the generator's
-# states of step 2.
+# Is the table true? Two processes share a small layer, and count what autograd saves. *Extra* is the part that the
+# paper leaves out as small: statistics of the layer norms, the causal mask, the generator's states of step 2.
 
 # %% jupyter={"source_hidden": true}
 from actmem.config import TINY
@@ -412,8 +415,8 @@ checks.show()
 #
 # ## The memory ladder
 #
-# The paper's figure 7, for any $s$ and $t$: each method's bytes as a share of tensor parallelism alone. From which $s$ on does
-# *tensor+selective* need less than *tensor+sequence*?
+# The paper's figure 7, for any $s$ and $t$: each method's bytes as a share of tensor parallelism alone. From which
+# $s$ on does *tensor+selective* need less than *tensor+sequence*?
 
 # %%
 Panel(
@@ -425,12 +428,12 @@ Panel(
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Set the two sums equal: $34/t + 5as/(ht) = 10 + 24/t$, so $s = 2h(t-1)/a$. In shorter sequences a rank's share of the core,
-# $5as/(ht)$, is smaller than what sequence parallelism frees, $10(1 - 1/t)$.
+# Set the two sums equal: $34/t + 5as/(ht) = 10 + 24/t$, so $s = 2h(t-1)/a$. In shorter sequences a rank's share of
+# the core, $5as/(ht)$, is smaller than what sequence parallelism frees, $10(1 - 1/t)$.
 #
 # </details>
 #
-# Those bars are formulas. Now run a layer of each model as one rank of eight, and count:
+# Now run a layer of each model as one rank of eight, and count:
 
 # %% jupyter={"source_hidden": true}
 from actmem.formulas.activations import layer_extra_rows
@@ -454,9 +457,9 @@ checks.show()
 # %% [markdown]
 # ## FlashAttention has changed the question
 #
-# Kernels like FlashAttention never write the $s \times s$ scores to memory. They save Q, K, V, the output and one number per row,
-# and recompute the scores tile by tile in the backward pass. See it with torch's own fused attention, in float32 on the CPU. (The
-# core by hand has dropout, the kernel has none.)
+# Kernels like FlashAttention never write the $s \times s$ scores to memory. They save Q, K, V, the output and one
+# number per row, and recompute the scores tile by tile in the backward pass. See it with torch's own fused attention,
+# in float32 on the CPU. (The core by hand has dropout, the kernel has none.)
 
 # %%
 from torch.nn import functional as F
@@ -478,9 +481,9 @@ for length in (64, 128, 256):
 print(text_table(("s", "core by hand saves", "fused kernel saves"), lines, "rrr"))
 
 # %% [markdown]
-# Double $s$, and the core by hand saves more than three times as much (four times, for long sequences), the kernel twice.
-# So there is no $5as^2b$ to free, and a checkpoint around such a kernel frees next to nothing. The kernel does by itself what
-# the paper selects by hand. [Chapter 8](08_todays_layer.ipynb) asks what is left to recompute.
+# Double $s$, and the core by hand saves more than three times as much (four times, for long sequences), the kernel
+# twice. So there is no $5as^2b$ to free, and a checkpoint around such a kernel frees next to nothing. The kernel does
+# by itself what the paper selects by hand. [Chapter 8](08_todays_layer.ipynb) asks what is left to recompute.
 
 # %% jupyter={"source_hidden": true}
 checks
@@ -488,9 +491,9 @@ checks
 # %% [markdown]
 # ## Work it out
 #
-# Each GPU has 12 GiB for the activations of GPT-3's 96 layers, on 8 ranks with sequence parallelism, one microbatch. (With
-# SP, *full* saves $2sbh/t$; Table 2 prints $2sbh$.) Which of the three modes fit: save everything,
-# selective, full? Here $sbh$ bytes are 24 MiB, and $5as/h$ is 80. Use the rule for the peak.
+# Each GPU has 12 GiB for the activations of GPT-3's 96 layers, on 8 ranks with sequence parallelism, one microbatch.
+# (With SP, *full* saves $2sbh/t$; Table 2 prints $2sbh$.) Which of the three modes fit: save everything, selective,
+# full? Here $sbh$ bytes are 24 MiB, and $5as/h$ is 80. Use the rule for the peak.
 
 # %% jupyter={"source_hidden": true}
 from actmem.formulas.activations import layer_bytes
@@ -516,26 +519,31 @@ worked(
 #
 # <details><summary><b>Question:</b> why does the checkpoint of the core need no extra memory for Q, K and V?</summary>
 #
-# They are saved anyway, $6sbh$ of the $34sbh$: the gradients of QKᵀ and of the matmul with V read them. The checkpoint saves the
-# same storages, and a storage counts once.
+# They are saved anyway, $6sbh$ of the $34sbh$: the gradients of QKᵀ and of the matmul with V read them. The
+# checkpoint saves the same storages, and a storage counts once.
 # </details>
 #
 # ## What people get wrong here
 #
-# - **"34sbhL bytes for L layers are full recomputation."** They're selective, the paper's equation 6. Full saves $2sbhL$.
+# - **"34sbhL bytes for L layers are full recomputation."** They're selective, on one rank (equation 6). Full saves
+#   $2sbhL$.
 #
 # > **Take away**
-# > 1. Recompute what needs no matmul, or where a matmul's FLOP frees the most bytes: the core attention, $5a/2$ times a linear's.
-# > 2. Restore the random-number state, or your gradients are wrong without an error. Stop when the last saved tensor is back.
+# > 1. Recompute what needs no matmul, or where a matmul's FLOP frees the most bytes: the core attention, $5a/2$ times
+# >    a linear's.
+# > 2. Restore the random-number state, or your gradients are wrong without an error. Stop when the last saved tensor
+# >    is back.
 # > 3. Saved tensors peak at what all layers save, plus what you recompute for one, or less. Gradients come on top.
 # >
-# > **At work tomorrow:** look up your training script's recompute setting. If it says full, work out $34sbh/t$ bytes for each
-# > layer (this layer with SP). That's selective, or with FlashAttention no recomputation at all. Does it fit?
+# > **At work tomorrow:** look up your training script's recompute setting. If it says full, work out $34sbh/t$ bytes
+# > for each layer (this layer with SP). That's selective, or with FlashAttention no recomputation at all. Does it
+# > fit?
 #
 # **The lab:** [lab 4](../labs/lab4_recompute.py). Write `checkpoint` (4.1, and 4.2 with dropout), `selective_layer` and
 # `full_layer`: `python my/labs/lab4_recompute.py`.
 #
 # **Next:** in [chapter 6](06_pipeline.ipynb) a rank holds this chapter's bytes once for each microbatch in flight.
 #
-# **Sources.** 2205.05198 sections 4.1, 5, 6.1 and appendix A · Chen et al., *Training deep nets with sublinear memory cost*,
-# 1604.06174 · Dao et al., *FlashAttention*, 2205.14135 · code: `src/actmem/recompute.py`, `src/actmem/formulas/flops.py`.
+# **Sources.** 2205.05198 sections 4.1, 5, 6.1 and appendix A · Chen et al., *Training deep nets with sublinear memory
+# cost*, 1604.06174 · Dao et al., *FlashAttention*, 2205.14135 · code: `src/actmem/recompute.py`,
+# `src/actmem/formulas/flops.py`.

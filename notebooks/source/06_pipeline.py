@@ -1,13 +1,13 @@
 # %% [markdown]
 # # 6 · The pipeline
 #
-# *35 minutes without the lab. Write your guess below (in a notebook: Shift+Enter first).*
+# *40 minutes without the lab. Write your guess below (in a notebook: Shift+Enter first).*
 #
 # Put GPT-3's 96 layers on 4 pipeline ranks, 24 on each, and send the batch through in parts, *microbatches*. Rank 0
-# must hold what its layers saved for a microbatch until the backward pass comes back to them. By then 4 microbatches are
-# under way, so it holds 4 · 24 = 96 layers' saved tensors. To idle less, you now give each rank two *chunks* of
-# twelve layers instead of one of 24 (`--num-layers-per-virtual-pipeline-stage 12` in Megatron): each microbatch passes all ranks twice. **How many layers' saved tensors
-# does rank 0 hold?**
+# must hold what its layers saved for a microbatch until the backward pass comes back to them. By then 4 microbatches
+# are under way, so it holds 4 · 24 = 96 layers' saved tensors. To idle less, you now give each rank two *chunks* of
+# twelve layers instead of one of 24 (`--num-layers-per-virtual-pipeline-stage 12` in Megatron): each microbatch
+# passes all ranks twice. **How many layers' saved tensors does rank 0 hold?**
 
 # %%
 # Setup: imports, and the numbers of the question
@@ -54,8 +54,8 @@ Reveal(
 # %% [markdown]
 # ## One forward, one backward
 #
-# Rank 0 sees a microbatch first and gets it back last. Until then the microbatch is **in flight** there. Rank 0 could
-# wait for it, but then it would idle. So it starts the next microbatch, and the next, until $p$ are in flight and the
+# Rank 0 sees a microbatch first and gets it back last. Until then the microbatch is **in flight** there. Rather than
+# idle, rank 0 starts the next microbatch, and the next, until $p$ are in flight and the
 # first comes back. From then on, one backward pass follows each forward pass: **1F1B**.
 #
 # Rank $i$ has $p - 1 - i$ ranks after it. It runs that many forward passes ahead, plus the current one, so it holds
@@ -80,8 +80,8 @@ Panel(
 # > activation to the next rank. **Why not?** Ranks idle while the pipeline fills and drains, the *bubble*, and rank 0's
 # > activations don't shrink.
 #
-# Each rank works in $n$ of the step's $n + p - 1$ slots. So the bubble is $(p-1)/(n+p-1)$ of the step; with $m$ chunks per
-# rank, $(p-1)/(nm+p-1)$.
+# A step takes $n + p - 1$ slots of a forward and a backward pass, and each rank works in $n$. So the bubble is
+# $(p-1)/(n+p-1)$ of the step; with $m$ chunks per rank, $(p-1)/(nm+p-1)$.
 
 # %% jupyter={"source_hidden": true}
 from actmem.formulas.first_stage import eq5, stage_rows
@@ -105,7 +105,7 @@ checks.show()
 # %% [markdown]
 # ## Interleaving: less idle time, more bytes
 #
-# A microbatch now goes around the ranks $m$ times. Compare $m = 1$ and 2 in the first figure: rank 0's curve.
+# A microbatch now goes around the ranks $m$ times. Compare rank 0's curve for $m = 1$ and 2 in the first figure.
 #
 # Count what rank $i$ starts before its first backward pass: $(m - 1)p$ forward passes through the earlier chunks,
 # $2(p - i - 1)$ to run ahead, and the current one. With more than $p$ microbatches, rank 0 has $pm + p - 1$ passes of
@@ -113,8 +113,8 @@ checks.show()
 #
 # $$L\left(1 + \frac{p-1}{pm}\right) \text{ layers' saved tensors.}$$
 #
-# In the question that's 11 passes of 12 layers. So $m = 2$ costs most, and larger $m$ less, but always more than one
-# chunk. (By default Megatron needs $n$ to be a multiple of $p$.)
+# In the question that's 11 passes of 12 layers. So $m = 2$ costs most, and larger $m$ less, but always more than
+# $m = 1$. (By default Megatron needs $n$ to be a multiple of $p$.)
 
 # %% jupyter={"source_hidden": true}
 from actmem.config import PAPER_MODELS
@@ -182,7 +182,7 @@ print(f"Selective recomputation leaves {left} of the bytes that rank 0's layers 
 # %% [markdown]
 # ## Measured: four processes, one step
 #
-# Train a small model for one step on torch's own pipeline runtime, on four processes that really send and receive.
+# Train a small model for one step on torch's own pipeline runtime, on four processes that send and receive.
 # We record each microbatch; a rank's total is their sum.
 
 # %% jupyter={"source_hidden": true}
@@ -208,12 +208,12 @@ LiveFigure(show.measured_schedule(show.schedule_of(4, 1, 8), measured))
 
 # %% [markdown]
 # The curves are measured; the time axis is the schedule's, where a backward pass takes as long as two forward passes.
-# Rank 3 holds more than a quarter of rank 0's bytes: it also has the inputs of the final layer norm and the output
-# layer, and the logits in 32 bits, for one microbatch. Rank 0 has the embedding's dropout mask for each microbatch in
+# Rank 3 holds more than a quarter of rank 0's bytes: it also has the final layer norm's and the output layer's inputs,
+# and the logits in 32 bits, for one microbatch. Rank 0 has the embedding's dropout mask for each microbatch in
 # flight.
 #
-# GPT-3's layers are too large for a laptop, so emulate one rank: real code, on tensors without storage. Each chunk
-# has one layer here. The rank runs until it holds the most bytes:
+# GPT-3's layers are too large for a laptop, so emulate one rank with selective recomputation: real code, on tensors
+# without storage. Each chunk has one layer. The rank runs until it holds the most:
 
 # %% jupyter={"source_hidden": true}
 import torch
@@ -242,9 +242,10 @@ checks.show()
 # %% [markdown]
 # ## Outputs that nothing reads any more
 #
-# When a rank has sent its output, nothing reads these bytes again, but the backward pass starts from the output's graph.
-# torch's pipeline keeps the output tensor alive because it owns the graph: $2sbh/t$ bytes for each microbatch in flight, or $2sbh$ without
-# sequence parallelism. The paper's appendix B (figure 9) frees the bytes, and Megatron-LM's training script sets `deallocate_pipeline_outputs` for it. For the 530B model:
+# When a rank has sent its output, nothing reads these bytes again, but the backward pass starts from the output's
+# graph. torch's pipeline keeps the output tensor alive because the pipeline owns the graph: $2sbh/t$ bytes for each microbatch
+# in flight, or $2sbh$ without sequence parallelism. The paper's appendix B (figure 9) frees the bytes, and
+# Megatron-LM's training script sets `deallocate_pipeline_outputs` for it. For the 530B model:
 
 # %% jupyter={"source_hidden": true}
 from actmem.formulas.first_stage import EMBEDDING_TERM, embeddings_in_flight, stage_output_rows
@@ -298,16 +299,16 @@ checks.show()
 # the small model, which frees them, each rank that sends has one left: the one just computed.
 #
 # > **Why do this?** Freeing the bytes costs nothing: the last operation's backward pass doesn't read its output.
-# > **Why not?** You reach into autograd, because the graph must stay.
+# > **Why not?** The graph needs the tensor itself, so you empty it behind autograd's back.
 #
 # **Now write it:** [exercise 5.3](../labs/lab5_pipeline.py), `free_output`:
 # `python my/labs/lab5_pipeline.py --only 5.3`.
 #
 # ## Recompute only what does not fit
 #
-# Later ranks have free memory, and rank 0 may have some. So (the paper's appendix C) save everything for as many microbatches as fit, and
-# recompute the others' core attention. When a microbatch that saved everything has finished its backward pass, the next forward pass
-# takes its place: a moving window.
+# Later ranks have free memory, and rank 0 may have some. So (the paper's appendix C; Megatron-core's `num_microbatches_with_partial_activation_checkpoints`) save everything for as many
+# microbatches as fit, and recompute the others' core attention. When a microbatch that saved everything has finished
+# its backward pass, the next forward pass takes its place: a moving window.
 #
 # On the paper's 80 GiB devices, activations get at most what parameters, gradients and Adam leave free. Open the
 # line to see how many passes that covers:
@@ -345,8 +346,8 @@ Fold(
 )
 
 # %% [markdown]
-# > **Why do this?** You recompute only what doesn't fit. **Why not?** Each rank needs a plan of its own, and the slowest
-# > one still sets the pace.
+# > **Why do this?** You recompute only what doesn't fit. **Why not?** Each rank needs a plan of its own, and the
+# > slowest one still sets the pace.
 #
 # **Now write it:** [exercise 5.4](../labs/lab5_pipeline.py), `how_many_fit`:
 # `python my/labs/lab5_pipeline.py --only 5.4`.

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 7 · Time
 #
-# *35 minutes without the lab. Write your guess below (in a notebook: Shift+Enter first).*
+# *40 minutes without the lab. Write your guess below (in a notebook: Shift+Enter first).*
 #
 # The paper's full recomputation runs every layer's forward pass twice. The forward pass has a third of a layer's
 # FLOPs (additions and multiplications), so this adds 33%. The paper timed one layer of its 22B model on 8 A100s. **By
@@ -60,8 +60,8 @@ Reveal(
 # So at the same batch, recomputing more can raise HFU, never MFU. (Equation 7 counts all $s^2$ scores. Megatron's log
 # counts half of them, those that the causal mask leaves.)
 #
-# Check it: let torch count the matmuls of a whole model. On the `meta` device tensors have shapes and no data, so you
-# can run four layers of the 22B model, forward and backward:
+# Check it: let torch count the matmuls of a whole model, four layers of the 22B on the `meta` device (shapes, no
+# data), forward and backward:
 
 # %%
 import torch
@@ -113,10 +113,10 @@ for way, mode in {"full recompute": "paper-full", "selective": "paper-selective"
     print(f"{way}: {more:.1%} more FLOPs, {time:.1%} more time")
 
 # %% [markdown]
-# **Why does full recomputation cost more than a third?** The paper's answer: its backward pass overlaps the all-reduce with
-# the weight gradient's matmul. The forward pass overlaps nothing, and full recomputation repeats it.
+# **Why does full recomputation cost more than a third?** The paper's answer: its backward pass overlaps the
+# all-reduce with the weight gradient's matmul. The forward pass overlaps nothing, and full recomputation repeats it.
 #
-# **Why does selective recomputation cost nearly four times its FLOPs?** The roofline below answers that. First, see a
+# **Why does selective recomputation cost nearly four times its FLOPs?** The roofline below answers that. First, a
 # newer GPU:
 
 # %% jupyter={"source_hidden": true}
@@ -129,10 +129,11 @@ LiveFigure(table4_bars(on_gpu))
 layer_times(on_gpu)
 
 # %% [markdown]
-# Why does selective recomputation *alone* cost more than on the A100? Three reasons. Matmuls have sped up more than memory since, so softmax and dropout weigh
-# more. This course's layer runs them as plain kernels, where Megatron fuses them. And without communication the baseline is shorter, so
-# every percentage is larger. (Full recomputation repeats the forward pass, and that is nearly half of this layer.)
-# Sequence parallelism divides the norms and dropouts outside the core, which wins most of selective's cost back.
+# Why does selective recomputation *alone* cost more than on the A100? Three reasons. Matmuls have sped up more than
+# memory since, so softmax and dropout weigh more. This course's layer runs dropout as two
+# kernels, where Megatron has one. And without communication the baseline is shorter, so every percentage is larger.
+# (Full recomputation repeats the forward pass, and that takes nearly half of this layer's time.) Sequence parallelism
+# divides the norms and dropouts outside the core, which wins back most of selective's cost.
 #
 # In a notebook, run the next cell to time the same five layers on two processes of your machine, and
 # others that recompute to the end. The layer is tiny, so don't expect the paper's ratios.
@@ -153,10 +154,10 @@ Varies(speed_facts(measured))
 # > **Why do this?** Recompute, and more sequences fit. They share the fixed cost of a pass. **Why not?** Each
 # > sequence carries the recomputation.
 #
-# Recomputation frees bytes, so $\rho$ times as many sequences fit: compare the peaks, all layers plus one recomputed ([chapter
-# 5](05_recomputation.ipynb)). Call $\varphi$ the fixed part of a pass (launching kernels, small matmuls), relative to the
-# work of its sequences with nothing recomputed. Recomputation adds $\varepsilon$ to a sequence's work. So the same work
-# costs $1 + \varphi$ without it and $1 + \varepsilon + \varphi/\rho$ with it. It pays above
+# Recomputation frees bytes, so $\rho$ times as many sequences fit: compare the peaks, all layers plus one recomputed
+# ([chapter 5](05_recomputation.ipynb)). Call $\varphi$ the fixed part of a pass (launching kernels, small matmuls),
+# relative to the work of its sequences with nothing recomputed. Recomputation adds $\varepsilon$ to a sequence's
+# work. So the same work costs $1 + \varphi$ without it and $1 + \varepsilon + \varphi/\rho$ with it. It pays above
 # $\varphi = \varepsilon / (1 - 1/\rho)$:
 
 # %% jupyter={"source_hidden": true}
@@ -170,7 +171,8 @@ for way, mode in (("selective", "selective"), ("full recompute", "paper-full")):
     print(f"{way}: ρ = {factor:.1f}, ε = {slower:.0%}, pays if φ is above {slower / (1 - 1 / factor):.0%}")
 
 # %% [markdown]
-# **Rule:** if one sequence keeps the GPU busy, expect a $\varphi$ of a few percent (time $b$ and $2b$ sequences: $\varphi = (2T_b - T_{2b})/(T_{2b} - T_b)$). By table 4's times, neither full nor selective
+# **Rule:** measure $\varphi$: if $b$ sequences take $T_b$ and $2b$ take $T_{2b}$, it's
+# $(2T_b - T_{2b})/(T_{2b} - T_b)$. If one sequence keeps the GPU busy, it's near 0. By table 4's times, neither full nor selective
 # recomputation pays then: use them to fit, not to be faster. And in a pipeline, larger microbatches are fewer, so the
 # bubble grows (chapter 6).
 #
@@ -193,9 +195,10 @@ Panel(
 )
 
 # %% [markdown]
-# (Orange, from the left: softmax's dropout, softmax, then $QK^\top$ and attention over V on one point.) The linears are on the flat roof: they use
-# every weight and every element hundreds of times. The core's matmuls have one short side, the $h/a$ elements of a head,
-# so they stay below the ridge. Softmax and dropout do a few FLOPs for each score. Compare the time for each GiB freed:
+# (Orange, from the left: softmax's dropout, softmax, then $QK^\top$ and attention over V on one point.) The linears
+# are on the flat roof: they use every weight and every element hundreds of times. The core's matmuls have one short
+# side, the $h/a$ elements of a head, so they stay below the ridge. Softmax and dropout do a few FLOPs for each score.
+# Compare the time for each GiB freed:
 
 # %% jupyter={"source_hidden": true}
 from actmem.formulas.activations import CORE_ATTENTION_TERMS
@@ -207,8 +210,9 @@ operations = {o.name: o for o in forward_operations(SMALLEST, sharded)}
 in_core, flops = [o for o in operations.values() if o.core], lambda some: sum(o.flops for o in some if o.matmul)
 time = least_seconds(operations.values(), *A100)
 print(
-    f"The core attention has {flops(in_core) / flops(operations.values()):.0%} of the matmuls' FLOPs, and takes "
-    f"{float(least_seconds(in_core, *A100) / time):.0%} of the forward pass's {1000 * float(time):.2f} ms at least."
+    f"By the roofline the forward pass takes at least {1000 * float(time):.2f} ms. The core attention, all of it (QKᵀ, "
+    f"softmax,\ndropout, attention over V), takes {float(least_seconds(in_core, *A100) / time):.0%} of that, with "
+    f"{flops(in_core) / flops(operations.values()):.0%} of the matmuls' FLOPs."
 )
 core = [operations[name] for name in ("QKᵀ", "softmax", "softmax dropout")]
 rest = [o for name, o in operations.items() if o not in core and name not in ("4h→h", "MLP dropout and sum")]
@@ -216,7 +220,7 @@ rows = am.layer_rows(SMALLEST, sharded)
 without_matmul = [operations[name] for name in ("layer norm 1", "layer norm 2", "GeLU")]
 their_outputs = {"QKV projection input", "h→4h input", "4h→h input"}
 freed = {
-    "core attention": (core, sum(row.bytes for row in rows if row.term in CORE_ATTENTION_TERMS)),
+    "core, stopped early": (core, sum(row.bytes for row in rows if row.term in CORE_ATTENTION_TERMS)),
     "layer norms, GeLU": (without_matmul, sum(row.bytes for row in rows if row.term in their_outputs)),
     "all but the core": (rest, sum(row.bytes for row in rows[1:] if row.term not in CORE_ATTENTION_TERMS)),
 }
@@ -227,7 +231,7 @@ for name, (group, size) in freed.items():
     costs["by FLOPs alone"][bar] = 1000 * by_flops / (size / 2**30)
 LiveFigure(
     bar_chart(
-        "A GiB of the core attention takes little time to recompute, and so does one of norms and GeLU",
+        "A GiB of the core's tensors takes little time to recompute, and so does one of norms and GeLU",
         costs,
         "time for each GiB that is freed, 22B layer, t = 8",
         "ms",
@@ -236,9 +240,9 @@ LiveFigure(
 )
 
 # %% [markdown]
-# **Surprise:** by FLOPs the core is almost free. By the roofline it takes nine times as long as its FLOPs would (to its last saved tensor,
-# without attention over V). It's still ten times cheaper per byte than everything outside the core together. Norms and
-# GeLU cost as little. If selective recomputation isn't enough, drop them next:
+# **Surprise:** by FLOPs the core is almost free. By the roofline, the core stopped early (chapter 5: without
+# attention over V) takes nine times as long as its FLOPs would. It's still ten times cheaper per byte than everything
+# outside the core together. Norms and GeLU cost as little. If selective recomputation isn't enough, drop them next:
 
 # %% jupyter={"source_hidden": true}
 from actmem_course.figures.layer_picture import layer_picture
@@ -250,7 +254,7 @@ added = paper.TABLE4["selective"].combined_ms - baseline.combined_ms
 group = [*core, operations["attention over V"]]
 by_flops = 1000 * sum(o.flops for o in group if o.matmul) / A100_FLOPS_PER_SECOND
 print(
-    "The core and attention over V, as the paper recomputes them: "
+    "The whole core attention, which the paper recomputes: "
     f"{by_flops:.2f} ms by FLOPs, at least {1000 * float(least_seconds(group, *A100)):.2f} by the roofline, "
     f"{added:.1f} in table 4."
 )
@@ -320,9 +324,9 @@ worked(
 # > 2. Per GiB freed, the core, the norms and GeLU are cheap to recompute. Linears aren't.
 # > 3. On a busy GPU, a larger batch pays for neither full nor selective recomputation.
 # >
-# > **At work tomorrow:** compute your job's MFU: FLOPs over (seconds per iteration × devices × dense peak rate). Equation 7
-# > is for this layer; Llama 3 8B's linears take $26sbh^2$, not 24, and experts differ more. Megatron's `--log-throughput`
-# > counts your layer.
+# > **At work tomorrow:** compute your job's MFU: FLOPs over (seconds per iteration × devices × dense peak rate).
+# > Equation 7 is for this layer; Llama 3 8B's linears take $26sbh^2$, not 24, and experts differ more. Megatron's
+# > `--log-throughput` counts your layer.
 #
 # **Sources:** 2205.05198 sections 5, 6.2, 6.3, appendix A, table 4 · *PaLM*, 2204.02311 (MFU) · Williams et al.,
 # *Roofline*, CACM 52(4), 2009 · NVIDIA's A100 data sheet · `src/actmem/formulas/flops.py`.

@@ -194,12 +194,10 @@ OTHERS = {
 a, k, h, f = LLAMA.num_attention_heads, LLAMA.num_key_value_heads, LLAMA.hidden_size, LLAMA.ffn_hidden_size
 s, sb, d = LLAMA.seq_length, LLAMA.seq_length * LLAMA.micro_batch_size, LLAMA.d
 products = {"sbh": sb * h, "sbkd": sb * k * d, "sbf": sb * f, "asb": a * sb, "sb": sb, "sd": s * d}
-lines = []
 for name, terms in OTHERS.items():
     formula = " + ".join(f"{count}{product}" for product, count in terms.items())
     size = sum(count * products[product] for product, count in terms.items())
-    lines.append((name, f"{size / products['sbh']:.1f} sbh", formula))
-print(text_table(("layer", "Llama 3 8B", "bytes in 16 bits"), lines, " r"))
+    print(f"{name}: {size / products['sbh']:.1f} sbh bytes in Llama 3 8B\n    {formula}")
 
 # %% [markdown]
 # ## What needs no matmul

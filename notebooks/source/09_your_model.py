@@ -340,6 +340,10 @@ for name in codes:
     again = f"recompute {plan['ways'][0]['blocks_again']} of {LLAMA.num_layers} layers"
     verdict = "it fits" if plan["fits"] else f"it doesn't fit: {again}"
     print(f"{name}: {size_text(plan['asked']['bytes'])} of {size_text(gpus.usable_bytes)}, {verdict}")
+    of_layers = sum(line["bytes"] for line in plan["bill"] if line["term"].startswith("layers."))
+    kept = sum(line["bytes"] for line in plan["bill"] if line["term"].startswith(("weights", "Adam", "gathered")))
+    rest = size_text(plan["asked"]["bytes"] - of_layers - kept)
+    print(f"  saved by the layers {size_text(of_layers)}, weights and moments {size_text(kept)}, loss and rest {rest}")
 # %% [markdown]
 # On the command line, with the code to paste:
 #

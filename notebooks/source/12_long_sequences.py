@@ -4,9 +4,9 @@
 # *35 minutes without the lab. Write your guess below (in a notebook: Shift+Enter first).*
 #
 # A sequence of 1,048,576 tokens goes through Llama 3 8B on one GPU. You recompute every layer, compute the loss a
-# chunk of tokens at a time, store the layers' inputs in the host's memory, and run each MLP a tile (a
-# chunk of the sequence) at a time. **How many GiB does the GPU hold at its peak, besides the layers' weights, their gradients and optimizer
-# states?**
+# chunk of tokens at a time, store the layers' inputs in the host's memory, and run each MLP a tile (a chunk of the
+# sequence) at a time. **How many GiB does the GPU hold at its peak, besides the layers' weights, their gradients and
+# optimizer states?**
 
 # %%
 # Setup: imports, and the numbers of the question
@@ -44,16 +44,17 @@ Reveal(
 )
 
 # %% [markdown]
-# *An elective: chapters 1 to 5 are enough.* Find the largest tensor, get rid of it, and repeat.
-# [Chapter 5](05_recomputation.ipynb) has the first of five steps,
-# [chapter 10](10_the_loss.ipynb) the second, this one the others.
+# *An elective: chapters 1 to 5 are enough.* Find the largest tensor, get rid of it, and repeat. [Chapter
+# 5](05_recomputation.ipynb) has the first of five steps, [chapter 10](10_the_loss.ipynb) the second, this one the
+# others.
 #
 # **Letters:** $s$ tokens, $b$ sequences, $h$ hidden size, $f$ width of the MLP, $v$ vocabulary, $L$ layers, $a$ query
 # heads, $k$ key and value heads, $d = h/a$, $c$ ranks that share a sequence.
 #
 # **A Llama layer** has RMSNorm, $k < a$ heads for keys and values, a gated MLP,
-# $\mathrm{down}(\mathrm{silu}(\mathrm{gate}) \cdot \mathrm{up})$, and no dropout. The MLP is fused: it saves gate and up, and
-# computes `silu(gate)` again in backward. The flash kernel saves one number per query and head instead of the scores.
+# $\mathrm{down}(\mathrm{silu}(\mathrm{gate}) \cdot \mathrm{up})$, and no dropout. The MLP is fused: it saves gate and
+# up, and computes `silu(gate)` again in backward. The flash kernel saves one number per query and head instead of the
+# scores.
 #
 # ## Five steps, one bottleneck after the other
 #
@@ -63,12 +64,12 @@ Reveal(
 #    recomputes them, with one more logits matmul. The layers' inputs are largest now.
 # 3. **The layers' inputs on the host.** One layer at work is largest now, and most of it is the MLP.
 # 4. **The MLP in tiles.** One layer's attention is largest now, or the chunked loss if the sequence is shorter. Of
-#    that loss $6hv$ bytes, at any $s$, are gradients of the output layer's weight: a float32 sum, $4hv$, and the 16-bit part of one
-#    chunk, $2hv$. They're part of the peak.
+#    that loss $6hv$ bytes, at any $s$, are gradients of the output layer's weight: a float32 sum, $4hv$, and the
+#    16-bit part of one chunk, $2hv$.
 # 5. **More GPUs for one sequence.** They divide all that grows with $s$.
 #
-# Move $s$ in the first figure, and read each step's own cost. A step helps only if it lowers the *peak*: tiles free nothing
-# while the loss is larger than a layer. The pictures below have 65,536 tokens.
+# Move $s$ in the first figure, and read each step's own cost. A step helps only if it lowers the *peak*: tiles free
+# nothing while the loss is larger than a layer. The pictures below have 65,536 tokens.
 #
 # ## Step 3: the layers' inputs on the host
 #
@@ -151,16 +152,16 @@ checks.show()
 # So the GPU holds three tensors of $2sbh$, for any $L$: the input in use, the one on its way, and the last layer's
 # output, later its gradient.
 #
-# > **Why do this?** $2sbhL$ bytes leave the GPU, at no FLOPs, and on a fast link the copies are overlapped at any length.
-# > **Why not?** On a slower link, only a long sequence overlaps them. And a machine's GPUs share the host's memory.
-# > (Megatron's `--cpu-offloading-num-layers` is for layers that recompute nothing, without a pipeline. With pipelines and
-# > recomputed modules, `--fine-grained-activation-offloading --offload-modules core_attn attn_proj`, with `NVTE_CPU_OFFLOAD_V1=1` set, offloads
-# > those modules' inputs.)
+# > **Why do this?** $2sbhL$ bytes leave the GPU, at no FLOPs, and on a fast link the copies are overlapped at any
+# > length. **Why not?** On a slower link, only a long sequence overlaps them. And a machine's GPUs share the host's
+# > memory. (Megatron's `--cpu-offloading-num-layers` is for layers that recompute nothing, without a pipeline. With
+# > pipelines and recomputed modules, `--fine-grained-activation-offloading --offload-modules core_attn attn_proj`,
+# > with `NVTE_CPU_OFFLOAD_V1=1` set, offloads those modules' inputs.)
 #
 # ## Step 4: the MLP in tiles
 #
-# While a recomputed layer runs backward, all its tensors are there. But an MLP treats each token alone. So run it on
-# a few tokens at a time:
+# While a recomputed layer runs backward, all its tensors are there. But an MLP treats each token alone, so run it on
+# a few at a time:
 
 # %% jupyter={"source_hidden": true}
 Panel(
@@ -169,7 +170,7 @@ Panel(
 )
 
 # %% [markdown]
-# Chapter 5's checkpoint function does the rest:
+# Chapter 5's checkpoint does the rest:
 
 # %%
 from actmem.parallel.groups import TensorParallel
@@ -200,16 +201,21 @@ apart = [int((one - other).abs().gt(1e-12 * other.abs().max()).sum()) for one, o
 checks.add("gradients in tiles, equal but for rounding", [(True, count == 0) for count in apart])
 llamas = 65536, LLAMA.hidden_size, LLAMA.ffn_hidden_size
 left = mlp_peak_bytes(*llamas, TILE) / mlp_peak_bytes(*llamas)
-print(f"at the peak of Llama 3 8B's MLP, tiles leave {left:.0%} of the whole")
+print(f"at the peak of Llama 3 8B's MLP on 65,536 tokens, tiles of {TILE:,} leave {left:.1%} of the whole")
 checks.show()
 
 # %% [markdown]
-# Count the peak of the backward pass, in bytes per token. The whole MLP takes $6h + 10f$: $x$, $y$ and $y$'s
-# gradient, then gate, up, their gradients and that of down's input (itself freed by then). In tiles there are two moments: a tile's
-# $6h + 10f$ beside $8h$ for all other tokens; then $10h$, with no tile, while $x$'s gradient exists twice,
-# in parts and concatenated. Inside a layer it's $4h$ less: $y$ is gone, and its gradient counts among the layers' inputs.
-# Attention takes $9h + 136$: $2h$ each for Q and the inputs of QKV, projection and norm 2, $h$ for K and V, and 4 bytes for each of 32
-# heads and two norms. The opening's sum:
+# <details><summary>The backward pass's peak, in bytes per token</summary>
+#
+# The whole MLP takes $6h + 10f$: $x$, $y$ and $y$'s gradient, then
+# gate, up, their gradients and that of down's input (itself freed by then). In tiles there are two moments: the last
+# tile's $6h + 10f$ beside $8h$ for all other tokens, $2h$ each for $x$, $y$ and their gradients; then $10h$, while
+# $x$'s gradient exists twice, in parts and concatenated. Inside a layer it's $4h$ less: $y$ is gone, and its gradient
+# counts among the layers' inputs. Attention takes $9h + 136$: $2h$ each for Q and the inputs of QKV, projection and
+# norm 2, $h$ for K and V, and 4 bytes for each of 32 heads and two norms.
+# </details>
+#
+# The opening's sum:
 
 # %% jupyter={"source_hidden": true}
 width, at_work = LLAMA.hidden_size, long_steps(LLAMA.with_sizes(seq_length=2**20))[3]
@@ -240,10 +246,11 @@ print(f"In tiles of {TILE:,} tokens, the second moment is the larger one from {l
 # before Blackwell it wants `CUDA_DEVICE_MAX_CONNECTIONS=1`, as for [TP](04_sequence_parallelism.ipynb)):
 #
 # - **Gather** (`all_gather`). All-gather K and V, save your own shard, and gather again in the backward pass.
-# - **Ring** (`p2p`). Send your K and V to the next rank, and attend to those that arrive, $c - 1$ times. No rank ever has K
-#   and V whole.
-# - **Ulysses** (`a2a`). An all-to-all trades tokens for heads, so each rank attends to all tokens with $1/c$ of the heads. A
-#   second one trades back. $c$ must divide $a$; beyond $k$, DeepSpeed repeats the key heads, Transformer Engine refuses.
+# - **Ring** (`p2p`). Send your K and V to the next rank, and attend to those that arrive, $c - 1$ times. No rank ever
+#   has K and V whole.
+# - **Ulysses** (`a2a`). An all-to-all trades tokens for heads, so each rank attends to all tokens with $1/c$ of the
+#   heads. A second one trades back. $c$ must divide $a$; beyond $k$, DeepSpeed repeats the key heads, Transformer
+#   Engine refuses.
 
 # %% jupyter={"source_hidden": true}
 Panel(
@@ -292,17 +299,17 @@ print(text_table((f"Llama 3 70B, s = {large.seq_length:,}", "ranks", "a layer sa
 checks.show()
 
 # %% [markdown]
-# > **Why do this?** Everything that grows with $s$ is divided by $c$ (for any number of heads, with gather and ring), and a rank sends less
-# > than with TP of the same degree. **Why not?** Tensor parallelism divides the weights, this doesn't: $t = 4$,
-# > $c = 2$ has twice the weights per GPU of $t = 8$. And their gradients must be summed over the $c$ ranks, like those
-# > of data-parallel ones.
+# > **Why do this?** Everything that grows with $s$ is divided by $c$ (for any number of heads, with gather and ring),
+# > and a rank sends less than with TP of the same degree. **Why not?** Tensor parallelism divides the weights, this
+# > doesn't: $t = 4$, $c = 2$ has twice the weights per GPU of $t = 8$. And their gradients must be summed over the
+# > $c$ ranks, like those of data-parallel ones.
 #
 # ## Work it out
 #
-# You fine-tune Llama 3 8B with frozen 16-bit weights on one GPU of 80 GiB, with a host of 256 GiB. Which steps does a
-# sequence of 262,144 tokens need? Are the copies overlapped on a link of 50 GB/s, at $4 \cdot 10^{14}$ FLOPs per second? How
-# many GPUs do a million tokens take? (A layer's forward pass takes $2 \cdot 218 \cdot 10^6 + 4sh$ FLOPs per token, all
-# scores counted; a causal kernel computes half of $4sh$.)
+# You fine-tune Llama 3 8B with frozen 16-bit weights on one GPU of 80 GiB, with a host of 512 GiB. Which steps does a
+# sequence of 262,144 tokens need? Are the copies overlapped on a link of 50 GB/s, at $4 \cdot 10^{14}$ FLOPs per
+# second? How many GPUs do a million tokens take? (A layer's forward pass takes $2 \cdot 218 \cdot 10^6 + 4sh$ FLOPs
+# per token, all scores counted; a causal kernel computes half of $4sh$.)
 
 # %% jupyter={"source_hidden": true}
 quarter = LLAMA.with_sizes(seq_length=2**18)
@@ -319,7 +326,8 @@ worked(
     f"A layer's input takes {1000 * copied / 50e9:.0f} ms on the link, and its forward pass "
     f"{1000 * flops / 4e14:,.0f} ms: overlapped. The host holds {size_text(32 * copied)}.",
     f"A million tokens take {size_text(long_steps(million)[3].bytes)} on one GPU: too much. "
-    f"{ranks} GPUs share them, {size_text(long_steps(million, ranks)[-1].bytes)} on each.",
+    f"{ranks} GPUs share them, {size_text(long_steps(million, ranks)[-1].bytes)} on each, and if both use this host, "
+    f"it holds {size_text(4 * 32 * copied)}.",
 )
 
 # %% jupyter={"source_hidden": true}
@@ -335,8 +343,7 @@ checks
 # > again.
 #
 # **Sources.** *Arctic Long Sequence Training*, 2506.13996 · *Ulysses*, 2309.14509 · *Ring Attention*, 2310.01889 ·
-# gather: 2407.21783, section 3.3.2; in the first figure, point at a bar to
-# see who wrote the step or asked for it.
+# gather: 2407.21783, section 3.3.2; in the first figure, point at a bar to see who wrote the step or asked for it.
 #
 # **Lab 10** has exercise 10.3. Next: [chapter 13](13_experts.ipynb), experts and latent
 # attention.

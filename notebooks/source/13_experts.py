@@ -59,7 +59,7 @@ Reveal(
         t=steps("t", "ranks", (1, 2, 4, 8, 16), 8),
         routing=choice("routing", list(show.ROUTINGS), "balanced"),
     ),
-    routing="imbalanced",
+    routing="one-sided",
 )
 
 # %% [markdown]
@@ -117,7 +117,7 @@ Panel(
 # %%
 from actmem_more.llama_measured import measure_llama_layer
 
-for t, routing in ((1, "balanced"), (8, "balanced"), (8, "imbalanced")):
+for t, routing in ((1, "balanced"), (8, "balanced"), (8, "one-sided")):
     option = show.ROUTINGS[routing]
     with am.emulated_rank(t):
         tp = am.tensor_parallel(sequence_parallel=True)
@@ -228,7 +228,6 @@ checks
 # > **At work tomorrow:** plan your MoE for the worst case (and add $2h$ per assignment if your code saves dispatched
 # > tokens):
 # > `actmem plan qwen3-30b-a3b --gpus 64 --memory 80 --global-batch 512 --tensor 8 --routing one-sided`
-# > (*one-sided* is what we call imbalanced).
 #
 # **Sources.** Mixtral 2401.04088 · DeepSeek 2405.04434, 2412.19437 · SonicMoE 2512.14080, for experts that save even
 # less · `src/actmem_more/experts.py`, `latent.py`.

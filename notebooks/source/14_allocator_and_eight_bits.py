@@ -3,8 +3,9 @@
 #
 # *25 minutes. Write your guess below (in a notebook: Shift+Enter first).*
 #
-# You switch on FP8, 8 bits per element, and expect half the memory. Many measure more ([TransformerEngine#1429](https://github.com/NVIDIA/TransformerEngine/issues/1429)) or no less
-# ([#1764](https://github.com/NVIDIA/TransformerEngine/issues/1764)). **How many GiB does one layer of Llama 3 8B hold
+# You switch on FP8, 8 bits per element, and expect half the memory. Users measured more
+# ([TransformerEngine#1429](https://github.com/NVIDIA/TransformerEngine/issues/1429)) or no less
+# ([#1764](https://github.com/NVIDIA/TransformerEngine/issues/1764), where a maintainer doubts it). **How many GiB does one layer of Llama 3 8B hold
 # for backward, with FP8's copies of its weights, for 8,192 tokens?**
 
 # %%
@@ -42,12 +43,13 @@ Reveal(
 #
 # ## Two orientations of each tensor
 #
-# A linear has three matmuls: $Y = XW$, $dX = dY\,W^\top$ and $dW = X^\top dY$. $Y$ reads $X$ by rows, $dW$ by columns, and it's the
-# same with $W$. On Hopper an FP8 matmul reads a tensor in one orientation only.
+# A linear has three matmuls: $Y = XW$, $dX = dY\,W^\top$ and $dW = X^\top dY$. $Y$ reads $X$ by rows, $dW$ by
+# columns, and it's the same with $W$. On Hopper an FP8 matmul reads a tensor in one orientation only.
 #
-# - **$W$ in both**, beside the 16-bit weight, adds 2 bytes per parameter (not with Megatron's `--fp8-param-gather`, which needs
-#   its distributed optimizer or FSDP). Megatron caches both copies for a step, so all microbatches in flight share them.
-# - **$X$ in both** would take as much as in 16 bits. Transformer Engine saves one orientation, which $dW$ reads (#1764).
+# - **$W$ in both**, beside the 16-bit weight, adds 2 bytes per parameter (not with Megatron's `--fp8-param-gather`,
+#   which needs its distributed optimizer or FSDP). Megatron caches both copies for a step, so all microbatches in
+#   flight share them.
+# - **$X$ in both**: two 8-bit copies take as much as one of 16. Transformer Engine saves the one for $dW$ (#1764).
 # - **Attention's backward** reads its output in 16 bits. The next linear's 8 bits come on top.
 
 # %%
@@ -162,8 +164,8 @@ print(f"Llama 3 8B's layer: 8 bits free memory from {break_even_tokens(LLAMA):,}
 #
 # ## Store in eight bits
 #
-# For memory alone, compute in 16 bits, and store saved tensors in 8: 260 bytes for 256 elements and their scale. Only the
-# backward pass reads what was rounded. Try it on gate and up:
+# For memory alone, compute in 16 bits, and store saved tensors in 8: 260 bytes for 256 elements and their scale. Only
+# the backward pass reads what was rounded. Try it on gate and up:
 
 # %%
 from actmem.ledger.measure_layer import layer_rows_of
@@ -195,9 +197,9 @@ LiveFigure(
 # %% [markdown]
 # ## It fits, and the GPU still runs out
 #
-# Formulas count tensors. Your GPU shows what torch's allocator *reserved*: **segments**, split into **blocks**. A freed block
-# stays reserved. Play three batches. A row is a segment, in MiB; tap a block to see its tensor. Adam's states are made after the
-# first batch, and freed blocks are dotted:
+# Formulas count tensors. Your GPU shows what torch's allocator *reserved*: **segments**, split into **blocks**. A
+# freed block stays reserved. Play three batches. A row is a segment, in MiB; tap a block to see its tensor. Adam's
+# states are made after the first batch, and freed blocks are dotted:
 
 # %%
 Panel(
@@ -209,11 +211,12 @@ Panel(
 
 # %% [markdown]
 # Before torch runs out, it gives wholly free segments back. A free block beside a live tensor keeps its segment.
-# *Expandable* segments grow in pages of 20 MiB, and torch gives free pages back: only whole pages inside a free block are unmapped. So run the
-# longest batch first, or set `PYTORCH_ALLOC_CONF=expandable_segments:True`
-# (older torch: `PYTORCH_CUDA_ALLOC_CONF`).
+# *Expandable* segments grow in pages of 20 MiB, and torch gives free pages back: only whole pages inside a free block
+# are unmapped. So run the longest batch first, or set `PYTORCH_ALLOC_CONF=expandable_segments:True` (older torch:
+# `PYTORCH_CUDA_ALLOC_CONF`).
 #
-# Now a real GPU and growing batches. From the sizes that torch asked for, our model of the allocator predicts what it reserved:
+# Now a real GPU and growing batches. From the sizes that torch asked for, our model of the allocator predicts what it
+# reserved:
 
 # %% jupyter={"source_hidden": true}
 from actmem_course.figures.gpu_results import newest
@@ -236,8 +239,8 @@ checks
 # > 2. A tensor stored in 8 bits takes half the bytes, and only gradients feel the rounding.
 # > 3. What is *reserved* must fit, not just what is allocated.
 # >
-# > **At work tomorrow:** print `torch.cuda.max_memory_allocated()` and `max_memory_reserved()` after 100 steps. If they are far
-# > apart, try expandable segments.
+# > **At work tomorrow:** print `torch.cuda.max_memory_allocated()` and `max_memory_reserved()` after 100 steps. If
+# > they are far apart, try expandable segments.
 #
 # **No lab here.** Next: record your model ([chapter 9](09_your_model.ipynb)).
 #

@@ -3,12 +3,14 @@
 - ``torch.library._scoped_library``, ``OpOverload._op_dk``, ``torch._C.DispatchKey``: operations of another device
 - ``torch._decomp``: backward of a GPU's RMSNorm
 - ``torch._C.DisableTorchFunctionSubclass``: to call torch without the overrides of tensor subclasses
-- ``torch._subclasses.fake_tensor``: fake tensors, and the exceptions that they raise because they have no values
+- ``torch._subclasses.fake_tensor``, ``torch._C._DisableTorchDispatch``: fake tensors, how to make one, and the
+exceptions that they raise because they have no values
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,6 +30,15 @@ def is_fake(tensor: Tensor) -> bool:
     from torch._subclasses.fake_tensor import FakeTensor
 
     return isinstance(tensor, FakeTensor)
+
+
+def fake_tensor(like: Any, is_view: bool, shape: torch.Size, stride: tuple, offset: int, dtype: torch.dtype) -> Tensor:
+    """Make a fake tensor on the device of another one; a view has the other one's storage."""
+    with torch._C._DisableTorchDispatch():
+        made = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+        if is_view:
+            made.set_(like.untyped_storage(), offset, shape, stride)
+    return type(like)(like.fake_mode, made, like.fake_device)
 
 
 def plain_tensors() -> AbstractContextManager:

@@ -30,7 +30,7 @@ from actmem_tools.command_line import empty_table
 from actmem_tools.measured_parts import measure_parts, run_part
 from actmem_tools.plan.plan_report import plan_text
 from actmem_tools.plan.planned_models import PlannedModel
-from actmem_tools.plan.search import Bill, Plan, bill_of, chunk_layers, share
+from actmem_tools.plan.search import Bill, Counted, Plan, bill_of, chunk_layers, share
 
 #: The line in which ``--verify`` says what it doesn't run.
 NOT_RUN = (
@@ -53,12 +53,25 @@ def verify_plan(model: PlannedModel, plan: Plan) -> Comparison:
     """
     bill = _bill(model, plan)
     predicted = [*(row for part in COUNTED_PARTS for row in bill.parts[part])]
+    with emulated(plan) as ranks:
+        parts, saved = measure_fullest(model, plan, ranks)
+        return compare(predicted, saved + _states(parts, plan))
+
+
+def measure_fullest(model: PlannedModel, plan: Counted, ranks: _Ranks) -> tuple[list[GPT | LlamaStage], list[Row]]:
+    """Make the model chunks of the plan's fullest rank, and run them until the rank holds most.
+
+    Args:
+        model: what the plan trains.
+        plan: the plan.
+        ranks: what ``emulated`` yields.
+
+    Returns: the chunks, and a row for each term of what they have saved for backward.
+    """
     chunks = chunks_of(model, plan)
     actions = fullest_actions(model, plan, chunks)
-    steps = [(action.kind, action.chunk, action.microbatch) for action in actions]
-    with _emulated(plan) as ranks:
-        parts = [_part(model, plan, ranks, layers) for layers in chunks]
-        return compare(predicted, measure_parts(parts, steps) + _states(parts, plan))
+    parts = [_part(model, plan, ranks, layers) for layers in chunks]
+    return parts, measure_parts(parts, [(action.kind, action.chunk, action.microbatch) for action in actions])
 
 
 def _bill(model: PlannedModel, plan: Plan) -> Bill:
@@ -68,7 +81,7 @@ def _bill(model: PlannedModel, plan: Plan) -> Bill:
 
 
 @contextmanager
-def _emulated(plan: Plan) -> Iterator[_Ranks]:
+def emulated(plan: Counted) -> Iterator[_Ranks]:
     """Make a context in which this process is one emulated rank of the plan's layer.
 
     Yields: its groups.  Sequence parallelism is left out where t is 1.
@@ -80,7 +93,7 @@ def _emulated(plan: Plan) -> Iterator[_Ranks]:
         yield *groups, expert_ranks(ranks) if replicas > 1 else None
 
 
-def _part(model: PlannedModel, plan: Plan, ranks: _Ranks, layers: range) -> GPT | LlamaStage:
+def _part(model: PlannedModel, plan: Counted, ranks: _Ranks, layers: range) -> GPT | LlamaStage:
     (tp, context, experts), recompute = ranks, plan.recompute
     shape, dtype = model.shape.with_sizes(micro_batch_size=plan.layout.micro_batch_size), torch.bfloat16
     if isinstance(shape, ModelShape):
@@ -107,13 +120,13 @@ def count_peak(model: PlannedModel, plan: Plan) -> Match:
     *other_chunks, layers = chunks_of(model, plan)
     if other_chunks and layers.stop == model.num_layers and not bill.parts["logits and loss"]:
         layers = other_chunks[-1]
-    with _emulated(plan) as ranks:
+    with emulated(plan) as ranks:
         # What a backward pass makes doesn't depend on how many other microbatches are in flight.
         kept, peak = measure_part_peak(_part(model, plan, ranks, layers))
     return Match("transient", predicted, peak - kept)
 
 
-def chunks_of(model: PlannedModel, plan: Plan) -> list[range]:
+def chunks_of(model: PlannedModel, plan: Counted) -> list[range]:
     """List the model's layers that each chunk of the plan's fullest rank holds, by their numbers from 0.
 
     Chunk c of rank r is stage c·p + r of the model.
@@ -123,7 +136,7 @@ def chunks_of(model: PlannedModel, plan: Plan) -> list[range]:
     return [range(sum(sizes[:i]), sum(sizes[: i + 1])) for i in range(plan.pipeline_rank, m * p, p)]
 
 
-def fullest_actions(model: PlannedModel, plan: Plan, chunks: Sequence[range]) -> list[Action]:
+def fullest_actions(model: PlannedModel, plan: Counted, chunks: Sequence[range]) -> list[Action]:
     """List what the plan's fullest rank does, from the step's start until it first holds most.
 
     A pipeline is full after 2p microbatches, so of a longer step only 4p microbatches are looked at.

@@ -64,7 +64,7 @@ def test_the_walls_bars_are_the_bytes_and_words_stand_where_memory_ran_out():
 def test_what_the_prediction_lacks_is_named_or_said_to_be_unexplained():
     fold = gpu.wall_remainder(WALL)
     assert fold.line == "Measured is 1.11% to 2.50% more than predicted"
-    assert "has no workspaces." in fold.details and "1.00 GiB (b), 512 MiB (c)" in fold.details
+    assert "in the same run: workspaces." in fold.details and "1.00 GiB (b), 512 MiB (c)" in fold.details
 
 
 def test_the_newest_file_that_has_a_step_is_taken(tmp_path):

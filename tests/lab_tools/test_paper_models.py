@@ -9,40 +9,14 @@ from actmem.formulas.states import num_parameters, parameter_counts
 from actmem.recipes import RECOMPUTE_MODES
 from actmem.rows import by_term, compare, extra_rows
 from actmem_course.lab_tools.paper_models import (
-    STAGE_CONFIGURATIONS,
     PaperStage,
     count_flops,
     count_parameters,
     measure_paper_stage,
-    schedule,
 )
 from tests.tiers import covering
 
 BOTH = "tensor+sequence+selective"
-
-
-def ranks(name):
-    return range(PAPER_MODELS[name].parallel.pipeline_parallel_size)
-
-
-@pytest.mark.parametrize("name", PAPER_MODELS)
-def test_the_ranks_hold_every_layer_once(name):
-    layers = [layer for rank in ranks(name) for chunk in PaperStage(name, BOTH, rank).chunks() for layer in chunk]
-    assert sorted(layers) == list(range(PAPER_MODELS[name].shape.num_layers))
-
-
-@pytest.mark.parametrize(("name", "configuration"), covering(PAPER_MODELS, STAGE_CONFIGURATIONS, of=1))
-def test_the_chosen_moment_is_the_fullest(name, configuration):
-    """Counted from the actions alone: as many chunk-microbatches as the formula says, on every rank."""
-    for rank in ranks(name):
-        stage = PaperStage(name, configuration, rank)
-        actions = stage.actions()
-        assert actions == schedule(name)[rank][: len(actions)] and actions[-1].kind == "F"
-        held = [a for a in actions if a.kind == "F"]
-        for action in actions:
-            if action.kind == "B":
-                held = [a for a in held if (a.chunk, a.microbatch) != (action.chunk, action.microbatch)]
-        assert len(held) == first_stage.in_flight(stage.parallel, rank, stage.num_microbatches)
 
 
 @pytest.mark.by_day(1)

@@ -20,9 +20,7 @@ ALONE = [
     ("measure_table2.py", "--emulate 2 --json /proc/actmem/x.json", "--json: cannot write /proc/actmem/x.json"),
     ("measure_table2.py", "--emulate 2 --device cuda", "--device: torch finds no CUDA GPU here"),
     ("measure_today.py", "--emulate 2 --context 4", "--context: must be at most 2, got 4"),
-    ("measure_today.py", "--emulate 2 --paper-layer --context 2", "--context: the paper's layer has none"),
     ("measure_today.py", "--emulate 9 --context 6 --seq-length 24", "--context: must divide the number of ranks, 9"),
-    ("measure_today.py", "--emulate 2 --paper-layer --num-key-value-heads 4", "--num-key-value-heads: the paper's layer has none"),
     (
         "measure_today.py",
         "--emulate 2 --model deepseek-v3-dense --num-attention-heads 64",

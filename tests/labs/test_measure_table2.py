@@ -6,7 +6,10 @@ import subprocess
 from argparse import Namespace
 
 import pytest
+import torch
+from measure_table2 import needed_bytes
 
+from actmem.config import ModelShape
 from actmem.formulas.activations import TABLE2
 from actmem_course import launch
 from actmem_course.lab_tools.machine import ranks_here
@@ -34,9 +37,18 @@ def test_a_rank_that_torchrun_did_not_start_is_alone_on_its_host(monkeypatch):
 def test_emulated_with_sizes_of_ones_own(tmp_path):
     path = tmp_path / "results.json"
     sizes = ["--seq-length", 64, "--micro-batch-size", 3, "--hidden-size", 48, "--num-attention-heads", 8]
-    shown = shown_in_80_columns(SCRIPT, "--emulate", 8, *sizes, "--json", path)
-    assert "6 of 6 measurements agree" in shown and "s=64 b=3 h=48 a=8" in shown
-    assert [r["predicted_bytes"] for r in json.loads(path.read_text())][-1] == 2 * 64 * 3 * 48
+    shown = shown_in_80_columns(SCRIPT, "--emulate", 8, *sizes, "--elementwise", "--json", path)
+    assert "7 of 7 measurements agree" in shown and "s=64 b=3 h=48 a=8" in shown
+    assert all(f"\n {term} " in shown for term in ("layer-norm 1 statistics", "causal mask", "random-number state"))
+    sbh, (*_, full, own) = 64 * 3 * 48, json.loads(path.read_text())
+    assert full["predicted_bytes"] == 2 * sbh
+    assert own["formula"] == "20/t" and own["predicted_bytes"] == 20 * sbh // 8
+
+
+def test_room_counts_the_scores_that_are_needed_for_a_moment():
+    scores = 8 * 4096**2
+    saved = 34 * 4096 * 64 + 5 * scores + 2 * 12 * 64**2
+    assert needed_bytes(ModelShape(4096, 1, 64, 8, vocab_size=1), torch.bfloat16) == saved + 4 * scores
 
 
 def test_bad_input_under_torchrun_is_said_once_by_rank_0():

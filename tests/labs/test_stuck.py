@@ -31,6 +31,7 @@ ANSWERS = {
 }  # fmt: skip
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     ("lab", "options"), [(LAB1, ()), (LAB3, ("--only", "3.1,3.2,3.3,3.5,3.6,3.7", "--ranks", "2"))]
 )

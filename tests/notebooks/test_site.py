@@ -354,9 +354,9 @@ def test_bars_that_plotly_gets_as_one_trace_are_those_that_python_drew(reader):
 REPLIES = [
     (2.671, "GiB", "1", "You said 1 GiB. It is 2.67 GiB: 2.67 times your guess."),
     (2.671, "GiB", "2.65", "You said 2.65 GiB. It is 2.67 GiB: you have it."),
-    (2.671, "GiB", " 3 ", "You said 3 GiB. It is 2.67 GiB: 12% too high."),
+    (2.671, "GiB", " 3 ", "You said 3 GiB. It is 2.67 GiB: your guess is 1.12 times as much."),
     (870, "GiB", "8,700", "You said 8,700 GiB. It is 870 GiB: your guess is 10.0 times as much."),
-    (124, "GiB", "96", "You said 96 GiB. It is 124 GiB: 23% too low."),
+    (124, "GiB", "96", "You said 96 GiB. It is 124 GiB: 1.29 times your guess."),
     (124, "GiB", "65", "You said 65 GiB. It is 124 GiB: your guess is about half of it."),
     (870, "GiB", "-870", "You said -870 GiB. It is 870 GiB: not close."),
     (0, "GiB", "0", "You said 0 GiB. It is 0 GiB: you have it."),

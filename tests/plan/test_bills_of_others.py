@@ -14,7 +14,7 @@ from actmem.ledger.whole_step import loss_of
 from actmem_tools.__main__ import main
 from actmem_tools.gpu_kernels import gpu_kernels_on_cpu
 from actmem_tools.load_model import built_model
-from actmem_tools.plan.own_model import OwnModel, StepOptions
+from actmem_tools.plan.own_model import FSDP_DTYPES, OwnModel, StepOptions
 from actmem_tools.plan.step_time import Cluster
 from actmem_tools.tape.config_model import ConfigModel
 from actmem_tools.tape.evaluate import Run, moments
@@ -159,13 +159,14 @@ def llamas_peaks(code, sizes):
 
 
 @pytest.mark.nightly
-def test_fsdp_of_a_model_whose_blocks_share_tables(pools):
+@pytest.mark.parametrize("precision", FSDP_DTYPES)
+def test_fsdp_of_a_model_whose_blocks_share_tables(precision, pools):
     sizes = {letter: size for letter, size in SIZES.items() if letter != "d"} | {
         "v": 900
     }  # so that the peak is at the loss
     target = f"{models_for_tapes.__file__}:llama"
     parts, own, layers = solved_target(target, {**sizes, "l": LAYERS}, "h:8a,a:k", "bfloat16", [""])
     del own["b"]
-    model = OwnModel(parts, own, layers, Cluster(2, 2**30, allowance_bytes=0), 12)
+    model = OwnModel(parts, own, layers, Cluster(2, 2**30, allowance_bytes=0), 12, precision=precision)
     way = StepOptions(sizes["b"], 0, True)
     assert set(pools[2].run(llamas_peaks, "\n".join(model.code(way, "bfloat16")), sizes)) == {model.bytes(way)}

@@ -4,6 +4,7 @@ import ast
 import dataclasses
 
 import pytest
+import torch
 
 from actmem.config import Parallel
 from actmem_tools.plan.framework_flags import settings_lines
@@ -15,6 +16,12 @@ from actmem_tools.plan.step_time import StepSeconds
 
 def plan(layout, recompute="full"):
     return Plan(layout, recompute, 4, 0, 0, StepSeconds(0, 0, 0, 0, 0, 0, 0))
+
+
+def model_of(name):
+    """A planned model, and after a space the precision that it is trained in."""
+    name, _, precision = name.partition(" ")
+    return planned_model_of(name).with_optimizer("adamw", precision or "mixed")
 
 
 TITANS = [name for name in PLANNED_MODELS if name.startswith(TITAN_FAMILIES)]
@@ -111,6 +118,8 @@ def test_megatrons_connections(layout, exports):
         ("llama3-405b", Parallel(8, True, 8, 8, data_parallel_size=4, context_parallel_size=2), "full"),
         ("llama3-405b", Parallel(8, True, 16, data_parallel_size=2), "none"),
         ("llama3-8b", Parallel(2, True, data_parallel_size=4, zero_stage=2), "none"),
+        ("llama3-8b bf16-gradients", Parallel(2, True, data_parallel_size=4), "none"),
+        ("llama3-8b bf16-states", Parallel(2, True, zero_stage=0), "none"),
         ("llama3-8b", Parallel(data_parallel_size=8, zero_stage=3), "full"),
         ("175b", Parallel(4, True, 8, 6, data_parallel_size=4), "selective"),
         ("qwen3-30b-a3b", Parallel(data_parallel_size=16, expert_parallel_size=8), "none"),
@@ -123,7 +132,8 @@ def test_megatrons_own_parser_takes_the_flags(name, layout, recompute, monkeypat
     monkeypatch.setattr(arguments, "get_device_arch_version", lambda: 9)  # an H100's
     n, p = 8 * layout.pipeline_parallel_size, layout.pipeline_parallel_size
     batch = n * layout.data_parallel_size * layout.micro_batch_size
-    lines = settings_lines("Megatron-LM", planned_model_of(name), plan(layout, recompute), batch)
+    model = model_of(name)
+    lines = settings_lines("Megatron-LM", model, plan(layout, recompute), batch)
     monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
     for variable, value in (line.split()[1].split("=") for line in lines if line.startswith("export")):
         monkeypatch.setenv(variable, value)
@@ -136,6 +146,11 @@ def test_megatrons_own_parser_takes_the_flags(name, layout, recompute, monkeypat
     sizes = found.tensor_model_parallel_size, found.pipeline_model_parallel_size, chunks, found.data_parallel_size
     assert sizes == (layout.tensor_parallel_size, p, layout.num_model_chunks, layout.data_parallel_size)
     assert (found.recompute_granularity or "none") == recompute
+    gradients = found.megatron_fsdp_main_grads_dtype if layout.zero_stage > 1 else found.main_grads_dtype
+    assert found.accumulate_allreduce_grads_in_fp32 == (gradients is torch.float32)
+    main = torch.float32 if model.precision == "mixed" else torch.int16
+    states = torch.bfloat16, gradients, main, found.exp_avg_dtype, found.exp_avg_sq_dtype
+    assert [dtype.itemsize for dtype in states] == [state.bytes_per_parameter for state in model.states]
 
 
 def test_flags_recompute_what_is_billed():
@@ -158,13 +173,17 @@ LACKING = {
     "Hugging Face, pipeline": ("llama3-8b", plan(Parallel(1, False, 2)), "pipeline"),
     "Hugging Face, GPT": ("22b", plan(Parallel()), "layer is the paper's"),
     "Hugging Face, context": ("llama3-8b", plan(Parallel(context_parallel_size=2)), "go with FSDP only"),
+    "Megatron-LM, bf16": ("llama3-8b bf16", plan(LAYOUT), "lower halves of float32 weights"),
+    "Megatron-LM, bf16-states": ("llama3-8b bf16-states", plan(LAYOUT), "ZeRO-1 only"),
+    "torchtitan, bf16-states": ("llama3-8b bf16-states", plan(LAYOUT), "training.dtype"),
+    "Hugging Face, bf16": ("llama3-8b bf16", plan(Parallel(data_parallel_size=2, zero_stage=1)), "bf16 with ZeRO-1"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", LACKING)
 def test_what_a_framework_lacks_is_said_in_place_of_its_settings(case):
     name, one, reason = LACKING[case]
-    (line,) = settings_lines(case.partition(",")[0], planned_model_of(name), one, 64)
+    (line,) = settings_lines(case.partition(",")[0], model_of(name), one, 64)
     assert line.startswith("# it can't run this plan: ") and reason in line
 
 
@@ -176,7 +195,8 @@ def test_torchtitans_lines_are_toml_and_multiply_to_the_gpus(name):
     sizes = found["parallelism"]
     degrees = ("data_parallel_replicate", "data_parallel_shard", "tensor_parallel", "pipeline_parallel")
     assert [sizes[f"{each}_degree"] for each in degrees] == [1, 8, 2, 4]
-    assert found["training"]["global_batch_size"] == 64
+    assert found["training"]["global_batch_size"] == 64 and found["training"]["dtype"] == "float32"
+    assert 'dtype = "bfloat16"' in settings_lines("torchtitan", model_of(f"{name} bf16"), plan(layout), 64)
     step = 64 * planned_model_of(name).seq_length  # as its main branch has it
     assert f"# training.num_tokens_per_train_step = {step}, parallelism.num_pp_microbatches = 4" in lines
     # Without a pipeline it runs one microbatch after the other up to the global batch.
@@ -189,12 +209,17 @@ def test_torchtitans_lines_are_toml_and_multiply_to_the_gpus(name):
 def test_hugging_faces_lines_are_training_arguments(stage, optimizer):
     transformers = pytest.importorskip("transformers")
     layout = Parallel(data_parallel_size=8, zero_stage=stage)
-    lines = settings_lines("Hugging Face", planned_model_of("llama3-8b").with_optimizer(optimizer), plan(layout), 64)
+    precision = "bf16" if optimizer in ("adamw", "sgd") else "mixed"
+    model = planned_model_of("llama3-8b").with_optimizer(optimizer, precision)
+    lines = settings_lines("Hugging Face", model, plan(layout), 64)
+    if precision == "bf16":
+        assert lines.pop(0).startswith("# ")
     call = ast.parse(f"TrainingArguments({', '.join(lines)})", mode="eval")
     assert isinstance(call.body, ast.Call)
     values = {word.arg: ast.literal_eval(word.value) for word in call.body.keywords}
     from transformers.training_args import OptimizerNames
 
+    assert values["bf16"] == (precision == "mixed")
     assert values["optim"] in {each.value for each in OptimizerNames}
     fields = {each.name: each for each in dataclasses.fields(transformers.TrainingArguments)}
     assert {*values} <= {*fields} and len(values) == len(call.body.keywords)

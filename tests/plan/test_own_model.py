@@ -16,7 +16,7 @@ from actmem_tools.config_file import Order, order_of
 from actmem_tools.gpu_kernels import gpu_kernels_on_cpu
 from actmem_tools.load_model import built_model
 from actmem_tools.plan.framework_flags import hugging_face_config
-from actmem_tools.plan.own_model import OwnModel, StepOptions
+from actmem_tools.plan.own_model import FSDP_DTYPES, OwnModel, StepOptions
 from actmem_tools.plan.planned_models import planned_model_of
 from actmem_tools.plan.step_time import Cluster
 from actmem_tools.tape import model_tape
@@ -169,9 +169,9 @@ def test_the_bill_of_an_optimizers_step_is_a_real_one(capsys):
 def test_adapters_leave_weights_without_gradients(capsys):
     sizes = {**SIZES, **ENDS}
     at = ",".join(f"{letter}={size}" for letter, size in sizes.items()) + ",l=6"
-    _, found = planned(
-        capsys, f"{MODELS}:adapted_stack", "--at", at, "--memory", "1", "--gpus", "2", "--allowance", "0"
-    )
+    options = [f"{MODELS}:adapted_stack", "--at", at, "--memory", "1", "--gpus", "2", "--allowance", "0"]
+    _, found = planned(capsys, *options)
+    assert main(["plan", *options, "--precision", "mixed"]) == 2  # frozen weights aren't sharded
     parameters = list(models_for_tapes.adapted_stack(**sizes, num_layers=6)[0].parameters())
     every, trained = (sum(p.numel() for p in parameters if p.requires_grad >= least) for least in (False, True))
     assert (found["num_parameters"], found["num_trained"]) == (every, trained) and 0 < trained < every
@@ -218,20 +218,21 @@ def fsdp_peak(code, sizes, layers, is_first):
     ],
     ids=str,
 )
-def test_fsdp_on_two_processes(vocab, again, is_first, pools, capsys):
+@pytest.mark.parametrize("precision", FSDP_DTYPES)
+def test_fsdp_on_two_processes(vocab, again, is_first, precision, pools):
     """To the byte where the peak is at the model's ends; in a block at most its own gradients below, and never above."""
     sizes = {**SIZES, **ENDS, "v": vocab}
-    at = ",".join(f"{letter}={size}" for letter, size in sizes.items())
     parts, own, layers = solved_target(f"{MODELS}:stack", {**sizes, "l": 6}, "", "bfloat16", [""])
     del own["b"]
-    model = OwnModel(parts, own, layers, Cluster(2, 2**30, allowance_bytes=0), 8 if is_first else 16)
+    cluster = Cluster(2, 2**30, allowance_bytes=0)
+    model = OwnModel(parts, own, layers, cluster, 8 if is_first else 16, precision=precision)
     way = StepOptions(4, again, True)
     real = pools[2].run(fsdp_peak, "\n".join(model.code(way, "bfloat16")), sizes, layers, is_first)
     told = model.bytes(way)
     if vocab == 300:
-        assert set(real) == {told}, at
+        assert set(real) == {told}
     else:
-        assert all(told - 2 * model.num_elements()[1] <= each <= told for each in real), (at, told, real)
+        assert all(told - 2 * model.num_elements()[1] <= each <= told for each in real), (told, real)
 
 
 @pytest.mark.nightly
@@ -472,6 +473,8 @@ def test_a_loss_in_chunks_is_checked_with_padding_and_tokens_without_a_label(mon
         ("{models}:short_stack", ["--at", AT, "--memory", "9", "--again", "attention"], "has no attention, only mlp, norm"),
         ("{models}:short_stack", ["--at", AT, "--memory", "9", "--gpus", "2", "--global-batch", "12"], "gpus · b = 8"),
         ("{models}:short_stack", ["--at", AT + ",z=3", "--memory", "9"], "z"),
+        ("{models}:short_stack", ["--at", AT, "--memory", "9", "--precision", "mixed"], "precision: mixed is of FSDP2"),
+        ("{models}:short_stack", ["--at", AT, "--memory", "9", "--precision", "bf16", "--dtype", "float32"], "of FSDP2"),
         ("175b", ["--framework", "hugging-face", "--memory", "9"], "whose layer is the paper's"),
         ("mixtral-8x7b", ["--framework", "hugging-face", "--memory", "9"], "has experts"),
         ("llama3-8b", ["--framework", "ours", "--memory", "9"], "framework: must be one of hugging-face"),

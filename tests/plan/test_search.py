@@ -3,14 +3,18 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from actmem.config import PAPER_MODELS, TINY, ConfigError, Parallel
 from actmem.formulas.first_stage import stage_rows
 from actmem.formulas.states import state_rows
+from actmem.layers.gpt import GPT
 from actmem.layers.transformer import TransformerLayer
 from actmem.rows import by_term
 from actmem_course.others.paper import A100_BYTES, TABLE5
+from actmem_tools.measured_parts import run_part
 from actmem_tools.plan.frameworks import some_framework_runs
+from actmem_tools.plan.optimizers import PRECISIONS
 from actmem_tools.plan.plan_report import fixed_sizes_text, plan_text
 from actmem_tools.plan.planned_models import PLANNED_MODELS, PlannedGPT, planned_model_of
 from actmem_tools.plan.search import (
@@ -47,14 +51,9 @@ def searched(model, cluster, batch, fixed):
 
 
 def is_the_papers(plan, model):
-    layout, own = plan.layout, model.parallel
-    sizes = (layout.tensor_parallel_size, layout.pipeline_parallel_size, layout.num_model_chunks)
-    return sizes + (layout.micro_batch_size,) == (
-        own.tensor_parallel_size,
-        own.pipeline_parallel_size,
-        own.num_model_chunks,
-        model.shape.micro_batch_size,
-    )
+    names = "tensor_parallel_size", "pipeline_parallel_size", "num_model_chunks"
+    same = all(getattr(plan.layout, name) == getattr(model.parallel, name) for name in names)
+    return same and plan.layout.micro_batch_size == model.shape.micro_batch_size
 
 
 @pytest.mark.parametrize("name", PAPER_MODELS)
@@ -127,10 +126,23 @@ def test_other_optimizers_keep_other_states():
     assert [eight["optimizer states"], momentum["optimizer states"]] == [6 * share + 8 * -(-share // 256), 8 * share]
     assert sgd["optimizer states"] == 4 * share
     assert all({**each, "optimizer states": 0} == {**adam, "optimizer states": 0} for each in (eight, momentum, sgd))
-    with pytest.raises(
-        ConfigError, match="optimizer: must be one of adamw, adamw-fused, adamw8bit, momentum, sgd, got 'lion'"
-    ):
-        model.with_optimizer("lion")
+
+
+def test_a_precision_keeps_what_a_run_keeps():
+    """Of bf16 by a run; of Megatron-LM's by its own parser's dtypes (test_framework_flags)."""
+    model = PlannedGPT("tiny", TINY)
+    gpt = GPT(TINY, dtype=torch.bfloat16)
+    optimizer = torch.optim.AdamW(gpt.parameters())
+    run_part(gpt).backward()
+    optimizer.step()
+    moments = sum(state[name].nbytes for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq"))
+    held = [sum(p.nbytes for p in gpt.parameters()), sum(p.grad.nbytes for p in gpt.parameters()), moments]
+    bills = {
+        name: [*rank_bill(model.with_optimizer("adamw", name), Parallel(), "none", 1, 0).by_part().values()][:3]
+        for name in PRECISIONS
+    }
+    assert bills["bf16"] == held
+    assert [2 * sum(parts) / held[0] for parts in bills.values()] == [18, 14, 10, 8]  # bytes of each weight
 
 
 @pytest.mark.parametrize(

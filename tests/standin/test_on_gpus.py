@@ -88,8 +88,7 @@ def test_a_launch_gets_its_ranks_on_any_number_of_gpus(launch, gpus, kernel):
 OTHERS = {
     "make gpus": ("measure_host.py", "--quick"),
     "other layers": ("measure_peers.py", *TIMED),
-    "the paper's layer with today's": ("measure_today.py", "--paper-layer", *MODEL),
-    "one rank of 8": ("measure_table2.py", *MODEL, "--emulate", 8, "--device", "cuda"),
+    "one rank of 8": ("measure_table2.py", "--elementwise", *MODEL, "--emulate", 8, "--device", "cuda"),
     "times of one rank of 8": ("measure_speed.py", *TIMED, "--emulate", 8, "--device", "cuda"),
     "the paper's tables": ("measure_paper.py", "--model", "22B", "--section", "table2"),
     "logged runs": ("measure_runs.py",),
@@ -181,7 +180,8 @@ FAILURES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("failure", [name if name == "memory everywhere" else at_night(name) for name in FAILURES])
+@pytest.mark.nightly
+@pytest.mark.parametrize("failure", FAILURES)
 def test_a_failure_is_one_line_though_a_groups_end_waits_for_all(failure, tmp_path):
     settings, fault, said = FAILURES[failure]
     settings = environment(2, STANDIN_NCCL_DESTROY="collective", **settings)

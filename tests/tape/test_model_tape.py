@@ -6,6 +6,7 @@ import random
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ from actmem.ledger.recorder import record
 from actmem.recipes import PAPER_LAYER
 from actmem.rows import total
 from actmem_tools.gpu_kernels import gpu_kernels_on_cpu
+from actmem_tools.load_model import tensors_for
 from actmem_tools.tape.evaluate import BACKWARD, Event, Make, Mark, Run, Tape, moments, read_events, sizes_of, value
 from actmem_tools.tape.extrapolate_blocks import LOSS_CODE, adapter_code, recompute_code
 from actmem_tools.tape.model_tape import model_tape, run_factory, solved_blocks, solved_target, tape_of
@@ -432,3 +434,45 @@ def test_three_monomials_take_a_run_more_than_those_of_two():
     runs = Runs(("s", "b"), {"s": (8, ())}, number=4, at={"s": 64, "b": 2})
     tape = solve(lambda sizes: [Make(0, (sizes["s"] // 8 + 1) ** 2, "x")], runs, known=[])
     assert tape.events({"s": 72, "b": 5}) == [Make(0, 100, "x")]
+
+
+def test_one_run_is_enough_of_known_formulas_and_not_of_others():
+    runs, ran, known = Runs(("s", "b"), {"s": (8, ())}, may_be_one="b", number=4, at={"s": 64, "b": 1}), [], []
+
+    def record(sizes, size=lambda s, b: 4 * s * b):
+        ran.append(sizes)
+        return [Make(0, size(**sizes), "x"), Make(1, 71 * 19 * sizes["s"], "y")]
+
+    solve(record, runs, known)
+    first = {tuple(sizes.values()) for sizes in ran}
+    ran.clear()
+    assert sizes_of(solve(record, runs, known).events({"s": 72, "b": 5})[0]) == [4 * 72 * 5]
+    (s, b), (s_at_one, one) = (sizes.values() for sizes in ran)
+    assert (s, b) not in first and s % 19 and b % 71, "sizes of a run before, or with a constant's factors"
+    assert (s_at_one, one) == (s, 1)
+    for size in (lambda s, b: 6 * s * b, lambda s, b: 5056, lambda s, b: s * s + 2 * s * b):
+        tape = solve(partial(record, size=size), runs, known)
+        assert sizes_of(tape.events({"s": 72, "b": 5})[0]) == [size(72, 5)]
+
+
+def test_what_isnt_run_again_on_fake_tensors_returns_what_it_did(monkeypatch):
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.norm = nn.Linear(6, 6), nn.LayerNorm(6)
+
+        def forward(self, x):
+            parts = self.norm(self.linear(x)).chunk(2, -1)
+            x = torch.cat([parts[1], parts[0].transpose(0, 1).contiguous().transpose(0, 1)], -1)
+            x = x.float().add_(1).unsqueeze(0)[..., 1:5].sigmoid() * torch.tensor(2.0).item()
+            return x.expand(3, *x.shape[1:]).relu_().sum() + x.view(-1).max(0)[0].to(torch.float64)
+
+    def recorded(b):
+        with tensors_for(True):
+            return run_factory(lambda b: (Odd(), (torch.randn(b, 4, 6),)), {"b": b}, "bfloat16")
+
+    for b in (2, 3):
+        with monkeypatch.context() as patch:
+            patch.setattr("actmem_tools.tape.record._result", lambda func, args, kwargs: func(*args, **kwargs))
+            expected = recorded(b)
+        assert [recorded(b) for _ in range(3)] == [expected] * 3

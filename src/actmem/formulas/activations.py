@@ -209,7 +209,7 @@ class Configuration:
     def formula(self, element_size: int = 2) -> str:
         """Return the formula of the bytes divided by sbh, as text; for 16-bit elements as the paper prints it."""
         e = element_size
-        return self.template.format(all=16 * e + 2, whole=4 * e + 2, cut=12 * e, core=2 * e + 1, input=e)
+        return self.template.format(all=16 * e + 2, whole=4 * e + 2, cut=12 * e, core=2 * e + 1, own=10 * e, input=e)
 
     def parallel(self, tensor_parallel_size: int) -> Parallel:
         """Return how t ranks share the layer in this row; in the first row one rank has all of it."""
@@ -225,6 +225,8 @@ TABLE2 = (
     Configuration("tensor+sequence+selective", True, True, "selective", "{all}/t"),
     Configuration("full", True, False, "full", "{input}"),
 )
+#: A row that the paper doesn't have: what needs no matmul is recomputed, dropout masks too.
+ELEMENTWISE = Configuration("tensor+sequence+elementwise", True, True, "elementwise", "{own}/t")
 
 
 def closed_form(

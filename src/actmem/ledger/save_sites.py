@@ -60,7 +60,9 @@ class RunningModules:
         part_name = names.get(id(part), type(part).__name__)
         outer = next(((module, name) for module, name, _ in reversed(self._running) if id(module) in names), None)
         if outer is not None:
-            names_in_outer = self._parts_of.setdefault(id(outer[0]), _names_in(outer[0]))
+            if id(outer[0]) not in self._parts_of:
+                self._parts_of[id(outer[0])] = _names_in(outer[0])
+            names_in_outer = self._parts_of[id(outer[0])]
             if id(part) in names_in_outer:
                 part_name = ".".join(filter(None, (outer[1], names_in_outer[id(part)])))
         self._running.append((part, part_name, node_running()))

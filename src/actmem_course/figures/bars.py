@@ -109,12 +109,12 @@ def bar_chart(
         at = [limit[1] / counts.step] * 2
         traces.append(line(f"{limit[0]}, {counts.text(limit[1])}", at, across, INK, None, "dash", 2.5, yaxis="y2"))
         layout = {"yaxis2": {"overlaying": "y", "visible": False, "range": across, "fixedrange": True}}
-    behind = {"bgcolor": CARD, "borderpad": 0} if limit else {}  # the limit's line passes behind the words
-    plain = {"showarrow": False, "xanchor": "left"}
-    over = {**plain, **behind, "xref": "paper", "x": 0, "yanchor": "bottom", "align": "left"}
+    # The lines of a limit and of a guess pass behind the words.
+    plain = {"showarrow": False, "xanchor": "left", "bgcolor": CARD, "borderpad": 0}
+    over = {**plain, "xref": "paper", "x": 0, "yanchor": "bottom", "align": "left"}
     annotations = [{**over, "y": text, "yshift": group - 0.46 * row, "text": text} for text in lines.values()]
     for name, text, end, above_foot in after:
-        beyond = {**plain, "bgcolor": CARD, "borderpad": 0, "x": end / counts.step, "y": lines[name]}
+        beyond = {**plain, "x": end / counts.step, "y": lines[name]}
         annotations.append({**beyond, "yshift": above_foot - 0.46 * row, "text": f" {text}"})
     has_legend = len(parts) > 1 and any(len(values) > 1 for values in parts.values())
     return chart(

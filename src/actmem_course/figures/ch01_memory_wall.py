@@ -71,7 +71,10 @@ def memory_wall(method: str = BASELINE_METHOD, with_activations: bool = True) ->
         {part: {name: parts[part] for name, parts in held.items()} for part in shown},
         "one GPU of the first stage",
         fills=[PART_FILLS[part] for part in shown],
-        notes={name: f"holds {size_text(size)}" for name, size in now.items()},
+        notes={
+            name: f"{size_text(before[name])} → " * bool(held[name]["freed by the method"]) + size_text(size)
+            for name, size in now.items()
+        },
         room_for=A100_BYTES,
         limit=("one A100", A100_BYTES),
     )

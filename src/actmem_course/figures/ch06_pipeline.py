@@ -54,10 +54,13 @@ def gantt(
     feet = [-curve * step for curve in range(len(curves))]
     inside = _ROW * ranks + _GAP + _CURVE * len(curves)
     traces = [*_passes(spans), _areas(curves, feet, last)]
+    # A narrow page has no room for the numbers of forward passes.
+    order = {"text": "numbers: microbatches, in order in each chunk", "xref": "paper", "x": 0, "y": -0.5}
     return chart(
         title,
         traces + ([_limits(*limit, feet, last)] if limit else []),
         alt,
+        annotations=[{**order, "showarrow": False, "xanchor": "left", "yanchor": "bottom"}],
         barmode="overlay",
         bargap=0.12,
         height=_HEAD + inside + _FOOT,

@@ -55,6 +55,7 @@ def roofline(shape: ModelShape, parallel: Parallel) -> Drawing:
 
     The slope is the memory's bandwidth, the flat part the highest rate of matmuls. Both are an A100's.
     """
+    a, b, h, s = shape.letters()
     operations = forward_operations(shape, parallel)
     ridge = A100_FLOPS_PER_SECOND / A100_BYTES_PER_SECOND
     slow = [o for o in operations if o.bound_by_memory(*_A100)]
@@ -78,7 +79,7 @@ def roofline(shape: ModelShape, parallel: Parallel) -> Drawing:
             ),
             _names(operations),
         ],
-        f"Roofline at {_sizes(shape, parallel)}, FLOPs per byte: "
+        f"Roofline at s={s}, b={b}, h={h}, a={a}, t={parallel.tensor_parallel_size}, FLOPs per byte: "
         + ", ".join(f"{o.name} {three_digits(float(o.intensity))}" for o in operations)
         + f"; the ridge is at {ridge:.0f}.",
         xaxis=scale("FLOPs for each byte moved", -0.7, 4.05, **log),
@@ -132,8 +133,3 @@ def _bound(o: Operation) -> str:
     bound = "memory" if o.bound_by_memory(*_A100) else "the matmuls' rate"
     least = f"{1e6 * float(o.least_seconds(*_A100)):,.0f} µs"
     return f"{o.flops / 1e9:,.2f} GFLOP, {size_text(o.bytes)} moved; at least {least}, bound by {bound}"
-
-
-def _sizes(shape: ModelShape, parallel: Parallel) -> str:
-    a, b, h, s = shape.letters()
-    return f"s={s}, b={b}, h={h}, a={a}, t={parallel.tensor_parallel_size}"

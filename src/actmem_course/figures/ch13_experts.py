@@ -8,7 +8,7 @@ from actmem_more.llama_shape import LlamaShape, llama_shape
 from actmem_more.llama_terms import forced_routed_tokens, llama_rows
 
 #: How the router spreads the tokens: in words, and as a value of ``routing``.
-ROUTINGS = {"balanced": "even", "imbalanced": "one-sided"}
+ROUTINGS = {"balanced": "even", "one-sided": "one-sided"}
 
 
 def experts(shape: LlamaShape, routing: str, t: int = 4) -> Drawing:
@@ -18,7 +18,7 @@ def experts(shape: LlamaShape, routing: str, t: int = 4) -> Drawing:
         routing: A key of ROUTINGS.
     """
     parallel, assigned = Parallel(t, True), []
-    if routing == "imbalanced":
+    if routing == "one-sided":
         assigned = [forced_routed_tokens(shape, parallel, ROUTINGS[routing], rank) for rank in range(t)]
     return layer_picture(shape, parallel, collectives="forward", routed_tokens=assigned)
 

@@ -21,6 +21,7 @@ const wrap = (text, letters) => text.split("<br>").map((line) => line.split(" ")
 }, []).join("<br>")).join("<br>");
 // Plotly neither wraps nor shrinks words: on a narrow page those at an axis leave no room, and those of a diagram run out of it.
 const LETTER = 7.5, LINE = 18, NARROW = 520, SIDES = 80, BESIDE_BOX = 23, SAID = 34, SMALL = 0.75;
+const SHORT_STEP = 34;  // passes, each of which gets 7 pixels on the narrowest page
 const TALL = 600;  // pixels of a figure that a window would not show whole
 const smaller = (size) => Math.max(10, SMALL * size);
 const letter = (place) => "abcdefghijklmnopqrstuvwxyz"[place];
@@ -31,6 +32,10 @@ const worded = (data, isDiagram) => data.map((given) => {
     if (!trace.textfont) return trace;
     const text = trace.meta === "names" ? trace.text.map((words) => wrap(words, BESIDE_BOX).replaceAll("<br>", "\u00a0<br>")) : trace.text;
     return { ...trace, text, textfont: { ...trace.textfont, size: smaller(trace.textfont.size) } };
+  }
+  // A short pass has room for one digit, if nothing is left free around it.
+  if (trace.text && trace.base && trace.text.every((words) => words.length < 2) && Math.max(...trace.base) < SHORT_STEP) {
+    return { ...trace, constraintext: "none", insidetextfont: { ...trace.insidetextfont, size: 9 } };
   }
   // Words at the points of a chart stand below it.
   return trace.meta === "names" ? { ...trace, text: trace.text.map((_, place) => `<b>${letter(place)}</b>`), textposition: "bottom right" } : trace;
@@ -230,9 +235,7 @@ const howFar = (guess, right) => {
   if (guess * right <= 0) return "not close";
   const share = guess / right;
   if (Math.abs(share - 0.5) < 0.05) return "your guess is about half of it";
-  if (share > 1.5) return `your guess is ${digits(share)} times as much`;
-  if (share < 1 / 1.5) return `${digits(1 / share)} times your guess`;
-  return `${Math.round(100 * Math.abs(share - 1))}% too ${share > 1 ? "high" : "low"}`;
+  return share > 1 ? `your guess is ${digits(share)} times as much` : `${digits(1 / share)} times your guess`;
 };
 
 // answer: number, and the reply to "show me", which begins "It is 12 GiB."
@@ -253,7 +256,8 @@ export const guessLine = (guess, { axis, start, per, unit, shape }, layout) => {
   const arrow = place === at ? "" : ({ x: "←→", y: "↓↑" })[along][Number(at > high)];
   const label = { ...shape.label, text: arrow ? `your guess, ${plain(guess)} ${arrow}` : shape.label.text };
   if (along === "x") label.xanchor = place < (low + high) / 2 ? "left" : "right";  // or it would leave the card
-  return { ...shape, label, [`${along}0`]: isLog ? 10 ** place : place, [`${along}1`]: isLog ? 10 ** place : place };
+  const layer = layout.xaxis?.visible === false ? "below" : "above";  // the words of a diagram stand in front of it
+  return { ...shape, label, layer, [`${along}0`]: isLog ? 10 ** place : place, [`${along}1`]: isLog ? 10 ** place : place };
 };
 
 // ask: sends Python a message, and promises the next state.  plotly: a promise of Plotly.js.

@@ -124,11 +124,12 @@ def wall_remainder(result: Result) -> Fold:
     }
     return Fold(
         f"Measured is {min(shares):.2%} to {max(shares):.2%} more than predicted",
-        f"The prediction has no {', '.join(rows[0]['unbilled'])}. The GPU's run measured them: what is left beyond "
-        f"them is {', '.join(f'{size_text(size)} ({name})' for name, size in rest.items())}. Nor has it what "
-        "kernels take while they run: softmax's backward multiplies gradient and output into memory of its own, the "
-        "gradient of a bias is summed in parts, and the count of the targets copies a mask. By torch's rules that is "
-        "all of it (tests/tape/test_the_wall.py).",
+        f"Not predicted, but measured in the same run: {', '.join(rows[0]['unbilled'])}. Without them measured minus "
+        f"predicted is {', '.join(f'{size_text(size)} ({name})' for name, size in rest.items())}. That is what "
+        "kernels take only while they run, which the prediction leaves out too: softmax's backward pass (gradient "
+        "times output), the sum over tokens that is a bias's gradient (partial sums), and the loss's count of targets "
+        "that aren't ignored (a copy of the mask). Worked out from torch's source, they are all of it, in the "
+        "allocator's blocks (tests/tape/test_the_wall.py).",
         prose=True,
     )
 
@@ -145,7 +146,7 @@ def step_curve(result: Result) -> Drawing:
             line("allocated", times, [size / GIB for size in sizes], HELD, "%{x:.0f} ms: %{y:.2f} GiB"),
             line("before the step", [0, end], [static / GIB] * 2, COMPARED, exact_text(static), "dash", 2),
             words([0.02 * end], [top], ["forward pass:<br>each layer<br>saves tensors"], 13, "bottom right"),
-            words([end], [top], ["backward pass:<br>each tooth<br>is a layer"], 13, "bottom left"),
+            words([end], [top], ["backward pass:<br>each spike<br>is a layer"], 13, "bottom left"),
         ],
         f"A line over {end:.0f} ms: from {size_text(static)} allocated memory rises in the forward pass to "
         f"{size_text(peak)} at {at:.0f} ms, and falls back to {size_text(sizes[-1])} in the backward pass.",
@@ -189,7 +190,7 @@ def layer_times(result: Result) -> Fold:
     return Fold(
         f"On the {device(result)} the layer's matmuls alone take {modes['22B']['matmul_share']:.0%} of its time",
         "That is a layer with sequence parallelism that recomputes nothing. Without sequence parallelism it takes "
-        f"{forward} ms forward and {backward} ms backward; with it, {sequence:+.0%}. "
+        f"{forward} ms forward and {backward} ms backward; with sequence parallelism, {1 + sequence:.0%} of that. "
         f"Large matmuls run at {matmuls:.1f} times an A100's peak rate, copies at {memory:.1f} times its bandwidth.",
         prose=True,
     )

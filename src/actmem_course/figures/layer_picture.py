@@ -101,21 +101,16 @@ def layer_picture(
     return sketch.drawing(finding, f"One layer at {letters}, {ranks} ranks: {sketch.told(moves)}.")
 
 
-def block_picture(
-    blocks: Sequence[Block],
-    title: str,
-    ranks: int = 1,
-) -> Drawing:
-    """Draw any blocks: those of ``layer_blocks``, some of them changed by ``dataclasses.replace``.
+def block_picture(blocks: Sequence[Block], title: str) -> Drawing:
+    """Draw any blocks of one rank: those of ``layer_blocks``, some of them changed by ``dataclasses.replace``.
 
     Args:
         blocks: One for each row.
         title: The finding.
-        ranks: How many columns.
     """
-    sketch = Sketch(blocks, ranks)
+    sketch = Sketch(blocks)
     sketch.draw((), _regions(blocks))
-    return sketch.drawing(title, f"One layer, {ranks} ranks: {sketch.told()}.")
+    return sketch.drawing(title, f"One layer: {sketch.told()}.")
 
 
 def layer_blocks(
@@ -362,8 +357,8 @@ def _finding(blocks: Sequence[Block], ranks: int) -> str:
         return f"The fullest of {ranks} ranks saves {size_text(held)} for backward"
     saved = f"{who} saves {size_text(held)} for backward"
     if ranks > 1:
-        if gathered := sum(block.gathered for block in blocks):
-            return f"{saved};<br>{size_text(gathered)} are gathered again for a moment (grey)"
+        if gathered := [block.gathered for block in blocks if block.gathered]:
+            return f"{saved};<br>{len(gathered)} × {size_text(max(gathered))} gathered again, each for a moment (grey)"
         copied = sum(block.on_device for block in blocks if block.row.split_by < ranks)
         more = (
             f"{size_text(copied)} of it is a copy of what another rank saves" if copied else "every tensor is sharded"
@@ -371,10 +366,9 @@ def _finding(blocks: Sequence[Block], ranks: int) -> str:
         return f"{saved};<br>{more}"
     most = max(block.on_device for block in blocks)
     largest = [block.row.term for block in blocks if block.on_device == most]
-    if len(largest) > 2:
-        return f"{saved};<br>most in {len(largest)} tensors: {most / held:.0%} each"
+    where = " and ".join(largest) if len(largest) < 3 else f"{len(largest)} tensors"
     each = " each" if len(largest) > 1 else ""
-    return f"{saved};<br>most in {' and '.join(largest)}: {most / held:.0%}{each}"
+    return f"{saved};<br>most in {where}: {most / held:.0%}{each}"
 
 
 def _now_finding(blocks: Sequence[Block], saved: Sequence[Block], now: Block | None) -> str:

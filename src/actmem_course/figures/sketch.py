@@ -15,8 +15,8 @@ from actmem_course.figures.style import FILLS, INK
 from actmem_course.figures.terms import term_of
 from actmem_course.figures.units import axis_unit, three_digits
 
-#: More ranks than this are not drawn: their columns would be too narrow.
-MOST_RANKS = 8
+#: More ranks than this are not drawn: their columns would be too narrow. Of ranks that hold the same, fewer are.
+MOST_RANKS, MOST_ALIKE = 8, 4
 #: Heights in pixels: a row of a tensor, its box, a row of a collective, a caption, the ranks' names.
 _ROW, _BOX, _TRANSFER, _CAPTION, _HEAD = 25, 19, 30, 18, 24
 #: Width of a letter and size of the words beside the boxes, in pixels; the gap between two ranks, as a share of all
@@ -117,7 +117,8 @@ class Sketch:
 
     Attributes:
         blocks: One for each saved tensor, a row of the picture.
-        of_ranks: How many ranks there are; the picture has columns for up to MOST_RANKS of them.
+        of_ranks: How many ranks there are; the picture has columns for up to MOST_RANKS of them, or for
+            the first few and the last if all hold the same.
         is_backward: Whether collectives bring bytes upwards.
         drawn: The boxes.
         names, sizes, heads, captions: Words before and after the boxes, above the columns, and above rows.
@@ -139,7 +140,7 @@ class Sketch:
     y: float = 0
 
     def __post_init__(self) -> None:
-        self.ranks = min(self.of_ranks, MOST_RANKS)
+        self.ranks = min(self.of_ranks, MOST_RANKS if any(block.by_rank for block in self.blocks) else MOST_ALIKE)
         self.column = max(
             max(*(block.size_on(rank) for rank in range(self.ranks)), block.row.bytes + block.gathered)
             for block in self.blocks
@@ -193,11 +194,10 @@ class Sketch:
             return
         for rank in range(self.ranks):
             is_last_of_many = rank == self.ranks - 1 < self.of_ranks - 1
-            # Uneven ranks have long words after their boxes, and on a narrow page no room for "rank".
-            has_room = self.ranks <= 4 and not any(block.by_rank for block in self.blocks)
-            name = f"rank {rank}" if rank == 0 and has_room else str(rank)
-            name = "GPU" if self.ranks == 1 else f"… {self.of_ranks - 1}" if is_last_of_many else name
+            name = "GPU" if self.ranks == 1 else f"… {self.of_ranks - 1}" if is_last_of_many else str(rank)
             self.heads.append((self.left_of(rank) + self.column / 2, _HEAD / 2, name))
+        if self.ranks > 1:
+            self.names.append((0, _HEAD / 2, f"rank{_SPACE}"))
         if self.host:
             self.heads.append((self.left_of(self.ranks) + self.host / 2, _HEAD / 2, "host"))
         self.y = _HEAD

@@ -17,13 +17,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from actmem.config import PAPER_MODELS, ModelShape, PaperModel, Parallel
 from actmem.formulas.activations import TABLE2, Configuration
-from actmem.formulas.first_stage import layers_per_chunk, stage_rows
-from actmem.formulas.schedule import Action, Schedule, held, interleaved, one_forward_one_backward
+from actmem.formulas.first_stage import stage_rows
 from actmem.layers.gpt import GPT
 from actmem.ledger.emulate import emulated_rank
 from actmem.parallel.groups import tensor_parallel
 from actmem.rows import Row, extra_rows, paper_rows
-from actmem_tools.measured_parts import measure_parts
+from actmem_tools.plan.planned_models import planned_model_of
+from actmem_tools.plan.search import Counted
+from actmem_tools.verify import chunks_of, emulated, measure_fullest
 
 _CONFIGURATIONS = {configuration.name: configuration for configuration in TABLE2 if configuration.tensor_parallel}
 
@@ -71,23 +72,11 @@ class PaperStage:
         """Predict the rank's rows that the paper leaves out."""
         return extra_rows(self._stage_rows())
 
-    def chunks(self) -> list[range]:
-        """Return the layers of each model chunk of this rank: chunk c is stage c·p + r of the model."""
-        per_chunk, p = layers_per_chunk(self.model.shape, self.parallel), self.parallel.pipeline_parallel_size
-        stages = [chunk * p + self.pipeline_rank for chunk in range(self.parallel.num_model_chunks)]
-        return [range(stage * per_chunk, (stage + 1) * per_chunk) for stage in stages]
-
-    def actions(self) -> list[Action]:
-        """Return this rank's part of the schedule, up to the first moment at which it holds most.
-
-        That is the moment with most layers in flight, and among those the one with most chunks that have the embedding
-        or the loss.
-        """
-        last = self.model.shape.num_layers
-        weights = [1000 * len(layers) + (layers.start == 0) + (layers.stop == last) for layers in self.chunks()]
-        actions = schedule(self.model_name)[self.pipeline_rank]
-        curve = held(actions, lambda action: weights[action.chunk])
-        return actions[: curve.index(max(curve)) + 1]
+    @property
+    def plan(self) -> Counted:
+        """The rank as the planner has it, without its bytes."""
+        layout = replace(self.parallel, micro_batch_size=self.model.shape.micro_batch_size)
+        return Counted(layout, self.configuration.recompute, self.num_microbatches, self.pipeline_rank, bytes=0)
 
 
 def num_microbatches(model: PaperModel) -> int:
@@ -96,25 +85,10 @@ def num_microbatches(model: PaperModel) -> int:
 
 
 @cache
-def schedule(model_name: str) -> Schedule:
-    """Return the model's schedule: interleaved where table 3 has more than one chunk, else 1F1B."""
-    model = PAPER_MODELS[model_name]
-    p, m = model.parallel.pipeline_parallel_size, model.parallel.num_model_chunks
-    n = num_microbatches(model)
-    return one_forward_one_backward(p, n) if m == 1 else interleaved(p, m, n)
-
-
-@cache
 def measure_paper_stage(stage: PaperStage) -> list[Row]:
     """Measure what the rank keeps at its fullest, by the ledger, in bfloat16 on an emulated rank of t."""
-    actions = [(action.kind, action.chunk, action.microbatch) for action in stage.actions()]
-    with emulated_rank(stage.parallel.tensor_parallel_size):
-        tp = tensor_parallel(sequence_parallel=stage.parallel.sequence_parallel)
-        recompute = stage.configuration.recompute
-        parts = [
-            GPT(stage.model.shape, tp, layers=i, recompute=recompute, dtype=torch.bfloat16) for i in stage.chunks()
-        ]
-        return measure_parts(parts, actions)
+    with emulated(stage.plan) as ranks:
+        return measure_fullest(planned_model_of(stage.model_name), stage.plan, ranks)[1]
 
 
 def meta_model(shape: ModelShape, recompute: str = "none") -> GPT:
@@ -158,7 +132,8 @@ def count_parameters(model_name: str) -> tuple[int, int]:
 
     Returns: the two numbers.
     """
-    model, chunks = PAPER_MODELS[model_name], PaperStage(model_name, "tensor+sequence").chunks()
+    model, stage = PAPER_MODELS[model_name], PaperStage(model_name, "tensor+sequence")
+    chunks = chunks_of(planned_model_of(model_name), stage.plan)
     models = [meta_model(model.shape)]
     with emulated_rank(model.parallel.tensor_parallel_size):
         tp = tensor_parallel(sequence_parallel=True)

@@ -9,14 +9,22 @@ from actmem_tools.plan.search import Plan, chunk_layers
 #: The base of rotary positions, by how a model's name begins: 2407.21783 section 3.2, and config.json of Qwen3 and
 #: Mixtral.
 _ROTARY_BASES = {"llama3": 500_000, "qwen3": 1_000_000, "mixtral": 1_000_000}
+#: The last flag came in March 2026; since then Megatron-FSDP adds gradients up in bfloat16 unless it is given.
 _MEGATRON_FSDP = ["--overlap-param-gather", "--use-megatron-fsdp", "--use-distributed-optimizer",
-                  "--no-gradient-accumulation-fusion", "--ckpt-format fsdp_dtensor"]  # fmt: skip
+                  "--no-gradient-accumulation-fusion", "--ckpt-format fsdp_dtensor",
+                  "--megatron-fsdp-main-grads-dtype fp32"]  # fmt: skip
 #: Megatron-LM's flags for each ZeRO stage; from stage 2 on those of Megatron-FSDP.
 _MEGATRON_ZERO: dict[int, list[str]] = {
     0: [],
     1: ["--overlap-param-gather", "--use-distributed-optimizer"],
     2: [*_MEGATRON_FSDP, "--data-parallel-sharding-strategy optim_grads"],
     3: [*_MEGATRON_FSDP, "--data-parallel-sharding-strategy optim_grads_params"],
+}
+_MEGATRON_AWARE = ["--grad-reduce-in-bf16", "--use-precision-aware-optimizer", "--main-grads-dtype bf16"]
+_MEGATRON_PRECISION = {
+    "mixed": ["--accumulate-allreduce-grads-in-fp32"],
+    "bf16-gradients": _MEGATRON_AWARE,
+    "bf16-states": [*_MEGATRON_AWARE, "--exp-avg-dtype bf16", "--exp-avg-sq-dtype bf16"],
 }
 #: What to export before a run of Megatron-LM with tensor or context parallelism: its arguments.py asks for it.
 _CONNECTIONS = "export CUDA_DEVICE_MAX_CONNECTIONS=1  # not from Blackwell on"
@@ -74,7 +82,7 @@ def megatron_settings(model: PlannedModel, plan: Plan, global_batch_size: int) -
         f"--tensor-model-parallel-size {t}",
         f"--pipeline-model-parallel-size {p}",
         "--bf16",
-        "--accumulate-allreduce-grads-in-fp32",
+        *_MEGATRON_PRECISION[model.precision],
     ]
     if groups != shape.num_attention_heads:
         flags += ["--group-query-attention", f"--num-query-groups {groups}"]
@@ -97,7 +105,9 @@ def megatron_settings(model: PlannedModel, plan: Plan, global_batch_size: int) -
         flags.append("--moe-token-dispatcher-type alltoall")
     if layout.replicas > 1:
         flags.append("--overlap-grad-reduce")
-    flags += _MEGATRON_ZERO[layout.zero_stage] + [*model.optimizer.megatron]
+    # The precision-aware optimizer is the distributed one, on one replica too.
+    alone = ["--use-distributed-optimizer"] if model.precision != "mixed" and layout.replicas == 1 else []
+    flags += _MEGATRON_ZERO[layout.zero_stage] + alone + [*model.optimizer.megatron]
     flags += _MEGATRON_RECOMPUTE[plan.recompute]
     # Megatron-FSDP refuses to run with that variable.
     connections = max(t, layout.context_parallel_size) > 1 and layout.zero_stage < 2
@@ -150,6 +160,7 @@ def torchtitan_settings(model: PlannedModel, plan: Plan, global_batch_size: int)
         "[optimizer]",
         'name = "AdamW"',
         "[training]",
+        f'dtype = "{"bfloat16" if model.precision == "bf16" else "float32"}"',
         'mixed_precision_param = "bfloat16"',
         'mixed_precision_reduce = "float32"',
         # With a pipeline, torchtitan splits this into microbatches; without one it runs so many sequences at a time
@@ -191,9 +202,11 @@ def hugging_face_settings(model: PlannedModel, plan: Plan, global_batch_size: in
     lines = [
         f"per_device_train_batch_size={layout.micro_batch_size}",
         f"gradient_accumulation_steps={plan.num_microbatches}",
-        "bf16=True",
+        "bf16=True" if model.precision == "mixed" else "bf16=False",
         *model.optimizer.trainer,
     ]
+    if model.precision == "bf16":
+        lines.insert(0, "# for a model that from_pretrained(..., dtype=torch.bfloat16) made")
     if layout.zero_stage == 3:
         lines += ["fsdp=True", f"fsdp_config={ {'version': 2, 'activation_checkpointing': checkpoints} }"]
     else:

@@ -9,19 +9,22 @@ from actmem_tools.plan.planned_models import PlannedModel
 
 #: The planned models that torchtitan 0.2.2 has: their names begin so.
 TITAN_FAMILIES = ("llama3", "qwen3")
-
-
-def _common_lack(recompute: str) -> str:
-    if recompute == "elementwise":
-        return "it has no setting that recomputes exactly what elementwise does"
-    return ""
+#: What none of the three can recompute.
+_NO_RECOMPUTATION = {"elementwise": "it has no setting that recomputes exactly what elementwise does"}
+#: Precisions that only Megatron-LM's precision-aware optimizer has.
+_AWARE = ("bf16-gradients", "bf16-states")
 
 
 def megatron_lack(model: PlannedModel, layout: Parallel, recompute: str) -> str:
     """Return why Megatron-LM can't run this model, layout and mode of recomputation; "" if it can."""
     if model.routing and layout.tensor_parallel_size > 1 and not layout.sequence_parallel:
         return "it has no tensor parallelism with experts unless the sequence is cut too"
-    return _common_lack(recompute)
+    if model.precision == "bf16":
+        return "it has no bf16: with bf16-states it keeps the lower halves of float32 weights too"
+    shares_states = layout.zero_stage == min(1, layout.replicas - 1)
+    if model.precision in _AWARE and not (shares_states and model.optimizer.is_default):
+        return f"it has {model.precision} for Adam with ZeRO-1 only"
+    return _NO_RECOMPUTATION.get(recompute, "")
 
 
 def torchtitan_lack(model: PlannedModel, layout: Parallel, recompute: str) -> str:
@@ -33,6 +36,8 @@ def torchtitan_lack(model: PlannedModel, layout: Parallel, recompute: str) -> st
         return f"it has no {model.name}"
     if not model.optimizer.is_default:
         return f"it has no {model.optimizer.name}, only Adam and AdamW"
+    if model.precision in _AWARE:
+        return f"it has no {model.precision}: training.dtype is of weights, gradients and states"
     if layout.zero_stage < 2:
         return "it shares states by FSDP2 only, which is ZeRO-2 or 3"
     if layout.tensor_parallel_size > 1 and not layout.sequence_parallel:
@@ -42,7 +47,7 @@ def torchtitan_lack(model: PlannedModel, layout: Parallel, recompute: str) -> st
         return f"its expert_parallel_degree must be a multiple of tensor · context ranks, {shares}"
     if recompute == "selective":
         return "its selective mode keeps other tensors"
-    return _common_lack(recompute)
+    return _NO_RECOMPUTATION.get(recompute, "")
 
 
 def hugging_face_lack(model: PlannedModel, layout: Parallel, recompute: str) -> str:
@@ -50,6 +55,8 @@ def hugging_face_lack(model: PlannedModel, layout: Parallel, recompute: str) -> 
     t, c = layout.tensor_parallel_size, layout.context_parallel_size
     if not isinstance(model.shape, LlamaShape):
         return f"it has no {model.name}, whose layer is the paper's"
+    if model.precision in _AWARE or (model.precision == "bf16" and layout.zero_stage in (1, 2)):
+        return f"it has no {model.precision} with ZeRO-{layout.zero_stage}"
     if layout.pipeline_parallel_size > 1:
         return "its Trainer has no pipeline parallelism"
     if layout.expert_ranks > 1 and model.routing:
@@ -59,7 +66,7 @@ def hugging_face_lack(model: PlannedModel, layout: Parallel, recompute: str) -> 
     if max(t, c) > 1 and layout.zero_stage != 3:
         return "its tensor and context parallelism go with FSDP only"
     if recompute not in ("none", "full"):
-        return _common_lack(recompute) or f"it has no {recompute} recomputation: all layers or none"
+        return _NO_RECOMPUTATION.get(recompute) or f"it has no {recompute} recomputation: all layers or none"
     return ""
 
 

@@ -1,12 +1,26 @@
 """The optimizers that a plan can have: what they keep, what their step allocates, and how each framework names them.
 
-To add an optimizer, add it to ``OPTIMIZERS``.
+And the precisions in which weights, gradients and their states can be kept.  To add an optimizer, add it to
+``OPTIMIZERS``.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from actmem.config import check_choice
 from actmem.formulas.states import ADAM, State
+
+_WEIGHT_AND_GRADIENT = ADAM["16-bit gradients"][:2]
+_HALVES = State("float32 weights' lower halves: by rule, not run", 2, "of TransformerEngine's Adam, from 2.1 on")
+#: What ``plan --precision`` takes, and what is kept of every parameter beside an optimizer's states: the weight, its
+#: gradient, and what else a step needs of the weight.
+PRECISIONS = {
+    "mixed": ADAM["float32 gradients"][:3],
+    "bf16-gradients": (*_WEIGHT_AND_GRADIENT, _HALVES),
+    "bf16-states": (*_WEIGHT_AND_GRADIENT, _HALVES),
+    "bf16": _WEIGHT_AND_GRADIENT,
+}
+#: Those in which an optimizer's states have 16 bits, unless they have fewer.
+NARROW_STATES = ("bf16-states", "bf16")
 
 
 @dataclass(frozen=True)
@@ -31,11 +45,14 @@ class Optimizer:
     copies_in_step: bool = False
     is_default: bool = False
 
-    @property
-    def all_states(self) -> tuple[State, ...]:
-        """What mixed-precision training with float32 gradients keeps of every parameter: weight, gradient, float32
-        copy, and ``states``."""
-        return (*ADAM["float32 gradients"][:3], *self.states)
+    def all_states(self, precision: str) -> tuple[State, ...]:
+        """What training in this precision, a key of ``PRECISIONS``, keeps of every parameter, with ``states``."""
+        own = self.states
+        if precision in NARROW_STATES:
+            own = tuple(
+                replace(x, bytes_per_parameter=2, reason="16 bits") if x.bytes_per_parameter == 4 else x for x in own
+            )
+        return *PRECISIONS[precision], *own
 
 
 OPTIMIZERS = {

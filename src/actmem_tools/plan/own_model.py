@@ -38,10 +38,17 @@ if TYPE_CHECKING:  # only the screen needs it
 
 #: The largest microbatch and sequence that ``OwnModel.largest`` tries.
 LARGEST = {"b": 2**14, "s": 2**24}
+#: What ``--precision`` takes: the dtype of FSDP2's shards, with their gradients and states; and of reduced gradients.
+FSDP_DTYPES = {
+    "mixed": ("float32", "float32"),
+    "bf16-gradients": ("float32", "bfloat16"),
+    "bf16": ("bfloat16", "bfloat16"),
+}
 #: See ``actmem_tools.gpu_kernels``.
 _OF_A_GPU = "The bill is of a GPU's kernels; of dropout, nn.RMSNorm and attention with dropout a CPU keeps more."
 _SHARD = """from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-policy = MixedPrecisionPolicy(param_dtype=torch.{dtype}, reduce_dtype=torch.float32)
+model.to(torch.{shard})
+policy = MixedPrecisionPolicy(param_dtype=torch.{dtype}, reduce_dtype=torch.{reduce})
 for block in model.{path}.children():
     fully_shard(block, mp_policy=policy)
 fully_shard(model, mp_policy=policy)"""
@@ -54,7 +61,7 @@ class StepOptions:
     Attributes:
         micro_batch_size: sequences of a microbatch (b).
         recomputed: how many of the first blocks are recomputed in backward.
-        sharded: whether FSDP2 shards the weights, in float32; if not, every rank holds all of them.
+        sharded: whether FSDP2 shards the weights; if not, every rank holds all of them.
         part: what of these blocks is recomputed: "" for all, or see ``extrapolate_blocks.recompute_code``.
     """
 
@@ -77,6 +84,7 @@ class OwnModel:
         optimizer: what trains it.
         loss: how the loss is computed, a key of ``extrapolate_blocks.LOSS_CODE``.
         lora: rank of the adapters, 0 for none.
+        precision: of FSDP2's shards, a key of ``FSDP_DTYPES``; else all is in the weights' dtype.
     """
 
     parts: Mapping[str, BlockModel]
@@ -87,6 +95,7 @@ class OwnModel:
     optimizer: Optimizer = OPTIMIZERS["adamw"]
     loss: str = "whole"
     lora: int = 0
+    precision: str = "mixed"
 
     @property
     def blocks(self) -> BlockModel:
@@ -133,6 +142,11 @@ class OwnModel:
                 found.append("Sharded weights (FSDP2) are planned for layers of one kind only.")
         return found
 
+    @property
+    def _fsdp_sizes(self) -> list[int]:
+        """Bytes of an element of FSDP2's shards, and of gradients while they are reduced."""
+        return [4 if dtype == "float32" else 2 for dtype in FSDP_DTYPES[self.precision]]
+
     def num_microbatches(self, opts: StepOptions) -> int:
         """Return how many microbatches a step has on each rank."""
         return max(1, self.global_batch_size // (self.cluster.gpus * opts.micro_batch_size))
@@ -143,8 +157,9 @@ class OwnModel:
         is_first, sharded = self.num_microbatches(opts) == 1, Sharded()
         if opts.sharded:
             block = self.num_elements()[1]
-            part = 4 * -(-block // self.cluster.gpus) if is_first else 0
-            sharded = Sharded(self.blocks.element_size * block, 4 * block, part)
+            shard, reduced = self._fsdp_sizes
+            part = shard * -(-block // self.cluster.gpus) if is_first else 0
+            sharded = Sharded(self.blocks.element_size * block, reduced * block, part)
         return self.parts[opts.part].need(sizes, opts.recomputed, whole, is_first and not opts.sharded, sharded)
 
     def static_rows(self, opts: StepOptions) -> list[Row]:
@@ -156,7 +171,7 @@ class OwnModel:
         number, size = self._held_weights(opts)
         if opts.sharded:
             # Each weight is sharded by rows, and padded for the last rank: that is at most a row more than counted.
-            sources = (f"float32, 1/{ranks} of them",) * 3
+            sources = (f"{FSDP_DTYPES[self.precision][0]}, 1/{ranks} of them",) * 3
         else:
             sources = ("as the factory makes them", "as weights; of an earlier microbatch", "as weights, each")
         rows = [Row("weights", size * (number + self.num_frozen()), source=sources[0])]
@@ -176,7 +191,9 @@ class OwnModel:
     def _held_weights(self, opts: StepOptions) -> tuple[int, int]:
         """Return how many elements of trained weights one rank holds, and the bytes of one."""
         whole = self.num_elements()[0]
-        return (-(-whole // self.cluster.gpus), 4) if opts.sharded else (whole, self.blocks.element_size)
+        if opts.sharded:
+            return -(-whole // self.cluster.gpus), self._fsdp_sizes[0]
+        return whole, self.blocks.element_size
 
     def _fsdp_rows(self, in_blocks: bool) -> list[Row]:
         """List what FSDP2 holds beside the shards, without what ``need`` counts of other blocks (``Sharded``).
@@ -232,7 +249,8 @@ class OwnModel:
         (whole, block, _), number = self.num_elements(), self.num_microbatches(opts)
         compute = work_seconds(RankWork(need.matmul_flops, need.moved_bytes), self.cluster)
         each = self.blocks.element_size
-        shards = Shards(block, whole - self.num_blocks * block, self.num_blocks, each, 4 if opts.sharded else each)
+        reduced = self._fsdp_sizes[1] if opts.sharded else each
+        shards = Shards(block, whole - self.num_blocks * block, self.num_blocks, each, reduced)
         layout = Parallel(data_parallel_size=ranks, zero_stage=3 if opts.sharded else 0)
         of_block = compute / (3 * self.num_blocks)
         data, hidden = data_seconds(shards, layout, number, (of_block, 2 * of_block), self.cluster)
@@ -303,7 +321,9 @@ class OwnModel:
         lines = [line for line in changes.split("\n") if line]
         again = self.blocks.order.num_layers(opts.recomputed)
         lines += recompute_code(self.blocks.path, again, opts.part).split("\n") if again else []
-        lines += _SHARD.format(path=self.blocks.path, dtype=dtype).split("\n") if opts.sharded else []
+        shard, reduce = FSDP_DTYPES[self.precision]
+        code = _SHARD.format(path=self.blocks.path, dtype=dtype, shard=shard, reduce=reduce)
+        lines += code.split("\n") if opts.sharded else []
         return lines + ([f"optimizer = {self.optimizer.code}"] if self.optimizer.code else [])
 
 

@@ -14,7 +14,7 @@ from actmem_tools.command_line import Parser, screen, show_progress, write
 from actmem_tools.config_file import read_config
 from actmem_tools.plan.framework_flags import hugging_face_config
 from actmem_tools.plan.optimizers import OPTIMIZERS, optimizer_of
-from actmem_tools.plan.own_model import LARGEST, OwnModel, StepOptions, outcome, print_outcome
+from actmem_tools.plan.own_model import FSDP_DTYPES, LARGEST, OwnModel, StepOptions, outcome, print_outcome
 from actmem_tools.plan.plan_report import as_object, print_plans
 from actmem_tools.plan.planned_models import PlannedModel, planned_model_of
 from actmem_tools.plan.search import Plan, Request
@@ -70,10 +70,8 @@ def plan_parser() -> Parser:
     parser.add_argument("--gpus", type=int, metavar="N", help="GPUs of the whole job (default for your own model: 1)")
     parser.add_argument("--memory", type=_gib, required=True, metavar="GIB", help="memory of one GPU")
     parser.add_argument("--per-node", type=int, default=8, metavar="N", help="GPUs of one node (default: 8)")
-    allowance = ALLOWANCE_BYTES / GIBIBYTE
-    parser.add_argument(
-        "--allowance", type=_gib, default=allowance, metavar="GIB", help=f"left free on each (default: {allowance:g})"
-    )
+    free = f"left free on each (default: {ALLOWANCE_BYTES // GIBIBYTE})"
+    parser.add_argument("--allowance", type=_gib, default=ALLOWANCE_BYTES, metavar="GIB", help=free)
     parser.add_argument("--device", default="h100", help=f"for times: one of {', '.join(DEVICES)} (default: h100)")
     parser.add_argument(
         "--global-batch",
@@ -83,6 +81,11 @@ def plan_parser() -> Parser:
         "model, b on each GPU)",
     )
     parser.add_argument("--optimizer", default="adamw", help=f"{', '.join(OPTIMIZERS)} (default: adamw)")
+    parser.add_argument(
+        "--precision",
+        help="mixed (the default): gradients and states in float32, with float32 weights; bf16-gradients; bf16-states, "
+        "gradients too (Megatron-LM's); bf16: all. Of your own model it is FSDP2's, else all is of --dtype",
+    )
     parser.add_json("everything")
 
     layouts = parser.add_argument_group("a named model's layouts")
@@ -128,14 +131,17 @@ def plan_parser() -> Parser:
     return parser
 
 
-def _gib(text: str) -> float:
-    """Read a number of GiB, as "80" or "80GiB".
+def _gib(text: str) -> int:
+    """Read a number of GiB, as "80" or "80GiB"; return the bytes.
 
     "80GB" is refused, because data sheets call 80 GiB so.
     """
     try:
-        return float(text.removesuffix("GiB"))
-    except ValueError:
+        size = round(float(text.removesuffix("GiB")) * GIBIBYTE)
+        if size < 0:
+            raise ValueError
+        return size
+    except (ValueError, OverflowError):
         raise argparse.ArgumentTypeError(
             f"must be a number of GiB above 0, as 80 or 80GiB, got {shown(text)}"
         ) from None
@@ -144,11 +150,7 @@ def _gib(text: str) -> float:
 def _cluster(args: argparse.Namespace) -> Cluster:
     """Make the cluster that the options describe.  Raises ConfigError if it is impossible."""
     check_choice("device", args.device, DEVICES)
-    for name, least in (("memory", "above 0"), ("allowance", "from 0 on")):
-        if not 0 <= getattr(args, name) < 2**20 or (name == "memory" and not args.memory):
-            raise ConfigError(name, f"must be a number of GiB {least}, got {getattr(args, name):g}")
-    memory, allowance = round(args.memory * GIBIBYTE), round(args.allowance * GIBIBYTE)
-    return Cluster(args.gpus, memory, args.per_node, DEVICES[args.device], allowance)
+    return Cluster(args.gpus, args.memory, args.per_node, DEVICES[args.device], args.allowance)
 
 
 def main(argv: Sequence[str] | None, solved: Solved, verify: Verify) -> int:
@@ -212,7 +214,8 @@ def _plan_layouts(args: argparse.Namespace, verify: Verify) -> int:
 def _request(args: argparse.Namespace) -> Request:
     if args.gpus is None:
         raise ConfigError("gpus", "must be given")
-    model, cluster = planned_model_of(args.model).with_optimizer(args.optimizer), _cluster(args)
+    model, cluster = planned_model_of(args.model), _cluster(args)
+    model = model.with_optimizer(args.optimizer, args.precision or "mixed")
     batch = model.global_batch_size if args.global_batch is None else args.global_batch
     if args.seq_length is not None:
         model = model.with_sizes(seq_length=args.seq_length)
@@ -256,7 +259,10 @@ def _asked(args: argparse.Namespace, solved: Solved) -> tuple[OwnModel, StepOpti
     rank, loss = check_size("lora", args.lora or 0, least=0), args.loss or "whole"
     if LOSS_CODE.get(loss) and "s" in given:
         check_divides("s", given["s"], "the loss's chunks", LOSS_CHUNKS)
-    optimizer = optimizer_of(args.optimizer)
+    optimizer, precision, dtype = optimizer_of(args.optimizer), args.precision or "mixed", args.dtype or "bfloat16"
+    check_choice("precision", precision, FSDP_DTYPES)
+    if (args.precision and precision != "bf16" and args.gpus == 1) or (precision != "mixed" and dtype != "bfloat16"):
+        raise ConfigError("precision", f"{precision} is of FSDP2 with --dtype bfloat16; without it all is in --dtype")
     cluster = _cluster(args)
     size = given["b"]
     batch = check_size("global_batch", size * args.gpus if args.global_batch is None else args.global_batch)
@@ -264,8 +270,10 @@ def _asked(args: argparse.Namespace, solved: Solved) -> tuple[OwnModel, StepOpti
         raise ConfigError("global_batch", f"{batch} must be divisible by gpus · b = {args.gpus * size}")
     again = args.again if args.again is not None else _ITS_PARTS if is_named else ""
     parts = ["", *dict.fromkeys(part for part in again.split(",") if part)]
-    blocks, sizes, number = solved(target, given, args.letters or "", args.dtype or "bfloat16", parts, loss, rank)
+    blocks, sizes, number = solved(target, given, args.letters or "", dtype, parts, loss, rank)
     show_progress("")
     sizes = {letter: value for letter, value in sizes.items() if letter != "b"}
-    model = OwnModel(blocks, sizes, number, cluster, batch, optimizer, loss, rank)
+    model = OwnModel(blocks, sizes, number, cluster, batch, optimizer, loss, rank, precision)
+    if args.precision and precision != "bf16" and not model.may_shard():
+        raise ConfigError("precision", f"{precision} is of FSDP2, which isn't planned for this model")
     return model, StepOptions(size, 0, model.may_shard())

@@ -63,6 +63,7 @@ def as_object(request: Request, found: SearchResult) -> dict:
             "seq_length": model.seq_length,
             "routing": model.routing,
             "optimizer": model.optimizer.name,
+            "precision": model.precision,
             "global_batch_size": batch,
             **asdict(cluster),
             "device": cluster.device.name,

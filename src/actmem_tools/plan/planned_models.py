@@ -34,7 +34,7 @@ from actmem.recipes import PAPER_LAYER, Recompute
 from actmem.rows import Row
 from actmem_more.llama_shape import LLAMA_MODELS, LlamaShape, own_context_shape
 from actmem_more.llama_terms import context_collectives, forced_routed_tokens, llama_collectives, llama_rows
-from actmem_tools.plan.optimizers import OPTIMIZERS, optimizer_of
+from actmem_tools.plan.optimizers import OPTIMIZERS, PRECISIONS, optimizer_of
 from actmem_tools.tape.stage_tapes import StagePart, stage_part
 
 #: Bytes that the loss moves for each logit: it reads 16 bits, writes a float32 copy, and then reads and writes that
@@ -71,6 +71,7 @@ class PlannedModel(ABC):
         routing: how tokens are spread over experts, "even" or "one-sided"; "" without experts.
         global_batch_size: sequences of one step, unless another number is asked for.
         optimizer: what trains it.
+        precision: in what weights, gradients and states are kept, a key of ``PRECISIONS``.
         device_type: "cuda" or "cpu": whose kernels run, which decides what some operations save.
     """
 
@@ -83,6 +84,7 @@ class PlannedModel(ABC):
     routing = ""
     global_batch_size: int
     optimizer = OPTIMIZERS["adamw"]
+    precision = "mixed"
     device_type = "cuda"
 
     def __init__(self, name: str, shape: ModelShape | LlamaShape):
@@ -91,7 +93,7 @@ class PlannedModel(ABC):
     @property
     def states(self) -> tuple[State, ...]:
         """What is kept of each parameter: the weight, its gradient, and the optimizer's states."""
-        return self.optimizer.all_states
+        return self.optimizer.all_states(self.precision)
 
     @property
     def num_layers(self) -> int:
@@ -115,20 +117,23 @@ class PlannedModel(ABC):
         """
         return self._with(shape=self.shape.with_sizes(**sizes))
 
-    def with_optimizer(self, optimizer: str) -> PlannedModel:
-        """Return the same model, trained by another optimizer.
+    def with_optimizer(self, optimizer: str, precision: str = "mixed") -> PlannedModel:
+        """Return the same model, trained by another optimizer, or in another precision.
 
         Args:
             optimizer: a key of ``OPTIMIZERS``.
+            precision: a key of ``PRECISIONS``.
 
         Raises: ConfigError on an unknown one.
         """
-        return self._with(optimizer=optimizer_of(optimizer))
+        check_choice("precision", precision, PRECISIONS)
+        return self._with(optimizer=optimizer_of(optimizer), precision=precision)
 
     def check_verifiable(self) -> None:
         """Raise ConfigError if the optimizer's step can't be run here, as ``--verify`` needs it."""
-        if not self.optimizer.is_default:
-            raise ConfigError("verify", f"only adamw's step is run here, not that of {self.optimizer.name}")
+        if not self.optimizer.is_default or self.precision != "mixed":
+            rule = f"only adamw's mixed step is run here, not that of {self.optimizer.name}, {self.precision}"
+            raise ConfigError("verify", rule)
 
     def on(self, device_type: str) -> PlannedModel:
         """Return the same model with the bytes that one kind of device's kernels save.

@@ -3,10 +3,10 @@
 ``layouts`` lists the layouts.  Those that fit are ordered by predicted time, and those whose times can't be told apart
 as ``Plan.order_of_equals`` says.  Of those that don't fit, the smallest are returned, with their bytes.
 
-What is counted is a bill: all that a pipeline rank holds at the moment when it holds most.  That is the weights in 16
-bits, the gradients added up in float32 and the optimizer's states with float32 copies of the weights
-(``formulas.states``), divided among data-parallel ranks as the ZeRO stage says; what forward passes save for backward;
-and what the next backward pass makes.  A stage's outputs are freed once they are sent (2205.05198 appendix B).
+What is counted is a bill: all that a pipeline rank holds at the moment when it holds most.  That is the weights, the
+gradients and the optimizer's states in the precision asked for (``optimizers.PRECISIONS``), divided among
+data-parallel ranks as the ZeRO stage says; what forward passes save for backward; and what the next backward pass
+makes.  A stage's outputs are freed once they are sent (2205.05198 appendix B).
 """
 
 import heapq
@@ -371,12 +371,8 @@ class Plan(Counted):
 
     @property
     def order(self) -> tuple:
-        """The key that sorts plans by time, then by bytes, and then by their sizes, so that the order is always the
-        same."""
-        layout = self.layout
-        sizes = layout.tensor_parallel_size, layout.pipeline_parallel_size, layout.num_model_chunks
-        more_sizes = layout.context_parallel_size, layout.expert_ranks, layout.micro_batch_size
-        return self.seconds.total, self.bytes, *sizes, *more_sizes, layout.zero_stage, not layout.sequence_parallel
+        """The key that sorts plans by time, then by bytes; equal ones stay in the order of ``layouts``."""
+        return self.seconds.total, self.bytes
 
     @property
     def order_of_equals(self) -> tuple:
@@ -569,7 +565,8 @@ class _Search:
         inside = self.cluster.inside_node(layout.replicas, layout.tensor_parallel_size)
         same_link, other_link = traffic[inside], traffic[not inside]
         backward_room = 2 * forward + recomputation + other_link.backward - min(same_link.beside, can_hide)
-        shards = Shards(of_layer - not_sent * self.model.expert_parameters(layout.layer_axes), of_ends, layers)
+        sent = of_layer - not_sent * self.model.expert_parameters(layout.layer_axes)
+        shards = Shards(sent, of_ends, layers, gradient_size=self.model.states[1].bytes_per_parameter)
         data, hidden = data_seconds(shards, layout, n, (forward + other_link.forward, backward_room), self.cluster)
         stepped = share(elements, layout, layout.zero_stage >= 1, of_experts)
         step = optimizer_seconds(stepped, self.model.states, self.cluster)

@@ -4,7 +4,7 @@ bytes that they move."""
 import gc
 import weakref
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -26,9 +26,11 @@ from actmem.main_grad import gradient_of
 from actmem.torch_private import node_running
 from actmem_more.torch_private import flash_on_cpu, flash_on_cpu_backward
 from actmem_tools.tape.evaluate import BACKWARD, FORWARD, Event, Free, Gradient, Make, Mark, Resize, Run
-from actmem_tools.torch_private import WEIGHTS_NODE, is_fake
+from actmem_tools.torch_private import WEIGHTS_NODE, fake_tensor, is_fake
 
 GENERATOR_STATE = "generator state"
+#: What operations returned on fake tensors, by operation and arguments, as ``fake_tensor`` makes it again.
+_RESULTS: dict[tuple, tuple] = {}
 
 
 def _spread(q: Tensor, grouped: Tensor) -> tuple[int, ...]:
@@ -110,13 +112,13 @@ class Recorder(StepMode):
         kwargs, func = kwargs or {}, self.real_operation(func, args)
         if func is torch.ops.aten.add_.Tensor and node_running() == WEIGHTS_NODE:
             self._note_gradient(args)
-        given = [part for tensor in tensors_in((args, kwargs)) for part in plain_tensors(tensor)]
+        given = [part for tensor in tensors_in([*args, *kwargs.values()]) for part in plain_tensors(tensor)]
         storages = [storage for tensor in given if (storage := storage_of(tensor)) is not None]
         # ``torch.tensor(1.0)`` makes its storage before the first operation that sees it.
         if func.overloadpacket is not torch.ops.aten.lift_fresh:
             self._existing.update(s for s in storages if s not in self._storages.numbers)
-        result = func(*args, **kwargs)
-        for storage in storages:
+        result = _result(func, args, kwargs)
+        for storage in storages if _described(func)[2] else ():
             self._storages.resized(storage)
         self._note(func, args, kwargs, given, {id(storage) for storage in storages}, result)
         return result
@@ -134,12 +136,10 @@ class Recorder(StepMode):
             self.events.append(Gradient(self._storages.numbers[storage], storage.nbytes()))
 
     def _note(self, func, args, kwargs, given: list[Tensor], before: set[int], result: Any) -> None:
-        op = func.name().removeprefix("aten::").removeprefix("c10d::").split(".")[0]
+        op, arguments, changed = _described(func)
         where = self._modules.name_or_node
-        arguments = func._schema.arguments
-        named = {**{a.name: x for a, x in zip(arguments, args)}, **kwargs}
-        changed = [named.get(a.name) for a in arguments if a.alias_info is not None and a.alias_info.is_write]
-        written, made = [_bytes(tensor) for tensor in tensors_in(changed)], False
+        named = {**dict(zip(arguments, args)), **kwargs}
+        written, made = [_bytes(tensor) for tensor in tensors_in([named.get(name) for name in changed])], False
         for tensor in tensors_in(result):
             for part in plain_tensors(tensor):
                 storage = storage_of(part)
@@ -158,6 +158,42 @@ class Recorder(StepMode):
             return False
         self.events.append(Make(self._storages.begin(storage), storage.nbytes(), name))
         return True
+
+
+@cache
+def _described(func: Any) -> tuple[str, list[str], list[str]]:
+    """Return an operation's name in ATen, and the names of its arguments: all, and those that it writes."""
+    arguments = func._schema.arguments
+    changed = [a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write]
+    op = func.name().removeprefix("aten::").removeprefix("c10d::").split(".")[0]
+    return op, [a.name for a in arguments], changed
+
+
+def _result(func: Any, args: tuple, kwargs: dict) -> Any:
+    """Run an operation.
+
+    One that made a fake tensor, or returned a view of its first argument or that itself, isn't run again for arguments
+    of the same shapes: to run it takes torch several times as long as to make such a tensor.
+    """
+    key = func, _key(args), _key([*kwargs.items()])
+    if key in _RESULTS:
+        return fake_tensor(args[0], *known) if (known := _RESULTS[key]) else args[0]
+    result = func(*args, **kwargs)
+    if args and is_fake(args[0]) and is_fake(result) and result.constant is None and not result.is_complex():
+        storage, (of_first, *of_others) = storage_of(result), storages_in((args, kwargs))
+        made = storage is of_first, result.shape, result.stride(), result.storage_offset(), result.dtype
+        is_alike = fake_tensor(args[0], *made).untyped_storage().nbytes() == result.untyped_storage().nbytes()
+        if is_alike and not any(storage is other for other in of_others) and torch.Tag.inplace_view not in func.tags:
+            _RESULTS[key] = () if result is args[0] else made
+    return result
+
+
+def _key(value: Any) -> Any:
+    """Return what an operation's result depends on, of one of its arguments; what equals nothing if it has values."""
+    if isinstance(value, Tensor):
+        is_known = is_fake(value) and getattr(value, "constant", None) is None and not value.is_complex()
+        return (value.shape, value.stride(), value.storage_offset(), value.dtype) if is_known else object()
+    return tuple(map(_key, value)) if isinstance(value, (list, tuple)) else (type(value), value)
 
 
 def _note_change(events: list[Event], number: int, size: int | None) -> None:

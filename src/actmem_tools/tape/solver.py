@@ -62,6 +62,9 @@ _LARGER, _MOST_BYTES = (256, 128, 64, 32), 64 << 20
 _USUAL = {"h": ("2", "a"), "a": ("", "k"), "d": ("2", "")}
 #: How many runs are enough if another tape has all formulas already: usually, and if one run has the letters asked for.
 _FEW_RUNS, _FEW_AT = 3, 2
+#: Primes that are drawn where one run is enough of a tape whose formulas another tape of a configuration's model has.
+#: A wrong formula gives a size in that run only if a constant of the model has these primes as factors.
+_RARE_PRIMES = {"s": (13, 17, 19), "b": (61, 67, 71)}
 #: How often letters are drawn for a tape at most.  A model with few letters has few different draws, which then repeat.
 _MOST_DRAWS = 100
 #: The most monomials of a formula, and the largest denominator of their coefficients.
@@ -203,8 +206,9 @@ def solve(record: Record, runs: Runs, known: list[Formula] | None = None) -> Tap
         record: runs the model at given letters and returns the events.  It may change letters that others determine.
         runs: the letters, and which runs are made.
         known: formulas of other tapes of the same model, which has then run before.  New formulas are added to the
-            list.  If every size of a few runs has exactly one formula among them, no more runs are made.  None for the
-            first tape of a model.
+            list.  If every size of a few runs has exactly one formula among them, no more runs are made: of a
+            configuration's model one run, at sizes that no formula was solved from.  None for the first tape of a
+            model.
 
     Raises: NoFormula, which names an event and shows it at two sizes.
     """
@@ -213,12 +217,16 @@ def solve(record: Record, runs: Runs, known: list[Formula] | None = None) -> Tap
     enough_runs = 0 if known is None else _FEW_AT if at else _FEW_RUNS
     if known is None:  # the first run of a process can hold more: caches fill, modules load
         record(runs.draw(rng))
+    elif known and at:
+        numbers = {c.numerator for formula in known for c, _ in formula}
+        decks = {x: [p for p in primes if all(n % p for n in numbers)] for x, primes in _RARE_PRIMES.items()}
+        enough_runs, at = 1 if all(decks.values()) else _FEW_AT, runs.draw(rng, decks=decks)
     ones_at = tuple(sorted(letter for letter, size in at.items() if size == 1))
     first_runs = [(at, record(at))] if at and not ones_at else []
     tape.variants[()] = _solve_events(record, tape, runs, rng, (), enough_runs, first_runs)
     for count in range(1, MOST_ONES + 1):
         for ones in combinations(sorted(x for x in runs.letters if x in runs.may_be_one), count):
-            sizes = at if at and ones == ones_at else runs.draw(rng, ones)
+            sizes = {**at, **dict.fromkeys(ones, 1)} if at else runs.draw(rng, ones)
             try:
                 events = record(sizes)
             except ConfigError:  # the model doesn't run there
@@ -367,9 +375,11 @@ def _solve_events(
 def _all_known(tape: Tape, runs: list[_RecordedRun], letters: Sequence[str]) -> bool:
     """Whether the tape has a formula for each size of these runs, and never two that differ in letters that vary.
 
-    It is False if two letters have the same ratio in all runs: then an unknown formula could give the same values.
+    A size that is the same in several runs needs no formula: it depends on no letter.  The result is False if two
+    letters have the same ratio in several runs: then an unknown formula could give the same values.
     """
-    if any(len({Fraction(sizes[x], sizes[y]) for sizes, _ in runs}) == 1 for x, y in combinations(letters, 2)):
+    few = min(2, len(runs))
+    if any(len({Fraction(sizes[x], sizes[y]) for sizes, _ in runs}) < few for x, y in combinations(letters, 2)):
         return False
     places, known = [i for i, letter in enumerate(tape.letters) if letter in letters], _by_values(tape, runs)
 
@@ -377,7 +387,7 @@ def _all_known(tape: Tape, runs: list[_RecordedRun], letters: Sequence[str]) -> 
         return frozenset(tuple(powers[i] for i in places) for _, powers in tape.formulas[number])
 
     wanted = {sizes for versions in zip(*(events for _, events in runs)) for sizes in zip(*map(sizes_of, versions))}
-    return all(len({*map(powers_of, known.get(sizes, ()))}) == 1 for sizes in wanted)
+    return all(len({*sizes}) < few or len({*map(powers_of, known.get(sizes, ()))}) == 1 for sizes in wanted)
 
 
 def _by_values(tape: Tape, runs: Sequence[_RecordedRun]) -> dict[tuple[int, ...], list[int]]:

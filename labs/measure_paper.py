@@ -9,9 +9,7 @@ Exit code 0 if every measured number equals its formula, 1 if any does not, 2 on
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from collections.abc import Callable, Sequence
 
 from paper_steps import sections
 from paper_steps.sections import PaperEntry
@@ -23,8 +21,6 @@ from actmem_course.lab_tools.options import lab_parser
 from actmem_course.lab_tools.output import WRONG, screen_of, status, write_rows
 from actmem_course.process import lab
 
-#: The models are measured in so many processes at most, each of about 0.4 GiB.
-MOST_PROCESSES = 3
 #: In the order of the paper.
 SECTIONS: dict[str, Callable[[str], list[PaperEntry]]] = {
     "figure1": sections.figure1,
@@ -56,7 +52,7 @@ def main() -> int:
     models = [name for name in PAPER_MODELS if name in (args.model or PAPER_MODELS)]
     started = time.monotonic()
     with status(0, f"measuring {len(models)} models"):
-        found = measure_paper(names, models, min(MOST_PROCESSES, os.cpu_count() or 1))
+        found = measure_paper(names, models)
     seconds = time.monotonic() - started
     for name in names:
         for part in [*parts_of(name, found[name]), ""]:
@@ -78,18 +74,16 @@ def main() -> int:
     return 1 if wrong else 0
 
 
-def measure_paper(names: Sequence[str], models: Sequence[str], processes: int = 1) -> dict[str, list[PaperEntry]]:
-    """The entries of each section.
+def measure_paper(names: Sequence[str], models: Sequence[str]) -> dict[str, list[PaperEntry]]:
+    """The entries of each section.  Model by model, because a model's sections share what is measured for them.
 
     Every rank is emulated: one process is enough, and no model needs more than one.
     """
-    wanted = {
-        model: own for model in (*models, "") if (own := [name for name in names if model in models_of(name, models)])
-    }
     found: dict[str, list[PaperEntry]] = {name: [] for name in names}
-    for entries in in_processes(wanted, min(processes, len(models))):
-        for entry in entries:
-            found[entry.section].append(entry)
+    for model in (*models, ""):
+        for name in names:
+            if model in models_of(name, models):
+                found[name] += SECTIONS[name](model)
     return found
 
 
@@ -103,21 +97,6 @@ def models_of(section: str, models: Sequence[str]) -> Sequence[str]:
         piped = [name for name in models if PAPER_MODELS[name].parallel.pipeline_parallel_size > 1]
         return ["530B"] if "530B" in piped else piped
     return models
-
-
-def in_processes(wanted: Mapping[str, Sequence[str]], processes: int) -> Iterator[list[PaperEntry]]:
-    """The entries of each model, with its sections."""
-    if processes < 2:
-        yield from map(entries_of, wanted, wanted.values())
-        return
-    # A forked process would inherit torch's threads in the middle of their work.
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(entries_of, wanted, wanted.values())
-
-
-def entries_of(model: str, names: Sequence[str]) -> list[PaperEntry]:
-    """All of one model: its sections share what is measured for them."""
-    return [entry for name in names for entry in SECTIONS[name](model)]
 
 
 if __name__ == "__main__":

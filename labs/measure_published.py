@@ -27,8 +27,8 @@ from actmem_course.lab_tools.reserved_memory import allocator_bytes
 from actmem_course.launch import LABS
 from actmem_course.others.published_runs import PublishedRun, published_runs
 from actmem_course.process import lab
+from actmem_more.gpu_kernels import gpu_kernels_on_cpu
 from actmem_tools.config_file import read_config
-from actmem_tools.gpu_kernels import gpu_kernels_on_cpu
 from actmem_tools.load_model import built_model, load_factory, tensors_for
 from actmem_tools.plan.framework_flags import hugging_face_config
 from actmem_tools.plan.plan_command import plan_parser

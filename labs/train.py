@@ -1,6 +1,6 @@
 """torchrun --nproc-per-node 2 labs/train.py --mode tensor+sequence
 
-Lab 6's training, of a GPT or of a Llama, in any row of table 2.  The same ranks give the same losses, bit for bit.
+Lab 6's training of a GPT, in any row of table 2.  The same ranks give the same losses, bit for bit.
 Other numbers of ranks and other modes give losses that differ by rounding.
 Exit code 0 at the end of all steps, 2 on wrong use.
 """
@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from actmem.config import ConfigError, ModelShape, check_divides, check_layer, check_size, check_vocab_size
+from actmem.config import ConfigError, ModelShape, check_layer, check_size, check_vocab_size
 from actmem.formulas.activations import TABLE2, Configuration
 from actmem.layers.gpt import GPT
 from actmem.layers.transformer import TransformerLayer
@@ -28,15 +28,10 @@ from actmem_course.lab_tools.output import screen_of, write_rows
 from actmem_course.process import lab
 from actmem_course.ranks import check_ranks, ranks
 from actmem_course.standard_library import standard_library
-from actmem_more.llama import LlamaStage
-from actmem_more.llama_shape import LlamaShape, check_llama_ranks
 
 MODES = {mode.name: mode for mode in TABLE2}
-#: Sizes that up to eight ranks can share; no two ranks hold the same key and value head of the Llama.
-SHAPES: dict[str, ModelShape | LlamaShape] = {
-    "gpt": ModelShape(64, 2, 64, 8, num_layers=2, vocab_size=256),
-    "llama": LlamaShape(64, 2, 64, 16, 8, 176, num_layers=2, vocab_size=256),
-}
+#: Sizes that up to eight ranks can share.
+SHAPE = ModelShape(64, 2, 64, 8, num_layers=2, vocab_size=256)
 TEXT_BYTES = 200_000
 SEED = 1234
 NUM_MICROBATCHES = 2
@@ -50,16 +45,14 @@ def main() -> int:
     option = parser.add_argument
     option("--steps", type=int, default=20, metavar="N", help="training steps (default: 20)")
     option("--mode", choices=tuple(MODES), default="tensor+sequence+selective", help="a row of table 2")
-    option("--model", choices=tuple(SHAPES), default="gpt", help="default: gpt")
-    option("--dropout", type=float, metavar="P", help="of the GPT (default: 0.1)")
+    option("--dropout", type=float, default=0.1, metavar="P", help="default: 0.1")
     option("--dtype", choices=("float32", "float64", "bfloat16"), default="float32")
     add_rank_arguments(parser, emulate=False)
     args = parser.parse_args()
     with parser.refusing():
         check_files(args, "json")
         size = check_ranks(args, parser.prog)
-        dropout = (0.1 if args.model == "gpt" else 0.0) if args.dropout is None else args.dropout
-        job = TrainingJob(SHAPES[args.model], MODES[args.mode], args.steps, dropout, args.dtype)
+        job = TrainingJob(SHAPE, MODES[args.mode], args.steps, args.dropout, args.dtype)
         job.check(size)
         text = standard_library(TEXT_BYTES)
 
@@ -77,9 +70,9 @@ def main() -> int:
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """A training of a GPT, or of a Llama.  mode: how the ranks share the model."""
+    """A training of a GPT.  mode: how the ranks share the model."""
 
-    shape: ModelShape | LlamaShape
+    shape: ModelShape
     mode: Configuration
     num_steps: int
     dropout: float = 0.0
@@ -90,25 +83,16 @@ class TrainingJob:
         check_size("steps", self.num_steps, largest=10**6)
         if not 0 <= self.dropout < 1:
             raise ConfigError("dropout", f"must be at least 0 and less than 1, got {self.dropout}")
-        shape, parallel = self.shape, self.mode.parallel(num_ranks)
-        t = parallel.tensor_parallel_size
-        if isinstance(shape, ModelShape):
-            check_layer(shape, parallel)
-        else:
-            check_llama_ranks(shape, parallel)
-            check_divides("num_key_value_heads", shape.num_key_value_heads, "tensor_parallel_size", t)
-            if self.dropout:
-                raise ConfigError("dropout", f"a Llama has none, got {self.dropout}")
-        check_vocab_size(shape.vocab_size, t)
+        parallel = self.mode.parallel(num_ranks)
+        check_layer(self.shape, parallel)
+        check_vocab_size(self.shape.vocab_size, parallel.tensor_parallel_size)
 
-    def model(self, **place) -> GPT | LlamaStage:
+    def model(self, **place) -> GPT:
         """The whole model, shared among the ranks as the mode says.  place: dtype and device."""
         mode, tp = self.mode, TensorParallel()
         if mode.tensor_parallel:
             tp = tensor_parallel(sequence_parallel=mode.sequence_parallel)
-        if isinstance(self.shape, ModelShape):
-            return GPT(self.shape, tp, recompute=mode.recompute, p=self.dropout, seed=SEED, **place)
-        return LlamaStage(self.shape, tp, recompute=mode.recompute, **place)
+        return GPT(self.shape, tp, recompute=mode.recompute, p=self.dropout, seed=SEED, **place)
 
 
 def train(
@@ -141,7 +125,7 @@ def batch(text: Tensor, step: int, seq_length: int, batch_size: int) -> tuple[Te
     return pieces[:, :-1], pieces[:, 1:]
 
 
-def training_step(model: GPT | LlamaStage, optimizer: torch.optim.Optimizer, tokens: Tensor, targets: Tensor) -> float:
+def training_step(model: GPT, optimizer: torch.optim.Optimizer, tokens: Tensor, targets: Tensor) -> float:
     """One step on all microbatches, with the gradient clipped to MAX_NORM; the mean loss."""
     optimizer.zero_grad()
     mean = 0.0
@@ -159,7 +143,7 @@ def training_step(model: GPT | LlamaStage, optimizer: torch.optim.Optimizer, tok
     return mean
 
 
-def gradient_norm(model: GPT | LlamaStage) -> float:
+def gradient_norm(model: GPT) -> float:
     """The 2-norm of the unsharded model's gradient: shards are added up over the ranks, whole parameters count once."""
     sharded = whole = next(model.parameters()).new_zeros((), dtype=torch.float64)
     for parameter in model.parameters():
@@ -174,10 +158,8 @@ def gradient_norm(model: GPT | LlamaStage) -> float:
     return math.sqrt(sharded + whole)
 
 
-def seed_dropouts(model: GPT | LlamaStage, step: int) -> None:
-    """Seed the generators that all dropouts of a GPT share, for one step.  A Llama drops nothing out."""
-    if isinstance(model, LlamaStage):
-        return
+def seed_dropouts(model: GPT, step: int) -> None:
+    """Seed the generators that all dropouts share, for one step."""
     streams = next(layer.streams for layer in model.modules() if isinstance(layer, TransformerLayer))
     streams.replicated.manual_seed(child_seed(SEED, "dropout", step))
     streams.sharded.manual_seed(child_seed(SEED, "dropout", step, model.tp.rank))

@@ -15,8 +15,8 @@ from torch import Tensor
 from actmem.config import ConfigError
 from actmem.ledger.storages import replaced
 from actmem_more.attention_kernels import FLASH_WIDTH, AttentionCall, Gpu, attention_kernel
-from actmem_more.torch_private import cudnn_attention, efficient_attention, flash_attention
-from actmem_tools.torch_private import replaced_operations, torch_release
+from actmem_more.torch_private import cudnn_attention, efficient_attention, flash_attention, replaced_operations
+from actmem_tools.torch_private import torch_release
 
 #: The first torch that runs fake CUDA tensors without a driver.
 OLDEST = (2, 11)

@@ -9,14 +9,12 @@ from train import TEXT_BYTES, TrainingJob
 from actmem.config import ConfigError, ModelShape
 from actmem.formulas.activations import TABLE2
 from actmem_course.standard_library import standard_library
-from actmem_more.llama_shape import LlamaShape
 from tests.labs.in_process import lab_exit
 from tests.tiers import sampled
 
 MODES = {mode.name: mode for mode in TABLE2}
 SHAPE = ModelShape(16, 2, 32, 8, num_layers=2, vocab_size=64)
 JOB = TrainingJob(SHAPE, MODES["tensor+sequence+selective"], 6, 0.1)
-LLAMA = LlamaShape(16, 2, 32, 8, 4, 48, num_layers=2, vocab_size=64)
 
 
 def losses_of(job):
@@ -30,19 +28,12 @@ def test_the_same_ranks_give_the_same_losses_to_the_bit(pools):
 
 @pytest.mark.by_day(1)
 @pytest.mark.parametrize("mode", sampled([name for name in MODES if MODES[name].tensor_parallel], 2))
-@pytest.mark.parametrize("shape", [SHAPE, LLAMA], ids=["gpt", "llama"])
-def test_ranks_train_as_one_does(shape, mode, pools):
+def test_ranks_train_as_one_does(mode, pools):
     """In float64 without dropout, because other shards are other sums."""
-    job = TrainingJob(shape, MODES["none"], 6, dtype="float64")
+    job = TrainingJob(SHAPE, MODES["none"], 6, dtype="float64")
     whole = pools[2].run(losses_of, job)[0]
     assert pools[2].run(losses_of, replace(job, mode=MODES[mode]))[0] == pytest.approx(whole, rel=1e-12)
     assert whole[-1] < whole[0]
-
-
-@pytest.mark.parametrize(("ranks", "dropout"), [(8, 0.0), (2, 0.1)])
-def test_a_llama_that_cannot_train_so_is_refused(ranks, dropout):
-    with pytest.raises(ConfigError, match="num_key_value_heads: 4 must be divisible|dropout: a Llama has none"):
-        TrainingJob(LLAMA, MODES["tensor"], 6, dropout).check(ranks)
 
 
 def test_bad_input_is_one_line(monkeypatch, capsys):

@@ -10,7 +10,7 @@ from torch.nn.functional import dropout as dropout_by_name
 from torch.nn.functional import scaled_dot_product_attention as attention_by_name
 
 from actmem.ledger.recorder import record
-from actmem_tools.gpu_kernels import gpu_kernels_on_cpu
+from actmem_more.gpu_kernels import gpu_kernels_on_cpu
 from actmem_tools.load_model import tensors_for
 from tests.measure.test_no_device import needs_build
 from tests.models_of_others import Of

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from actmem.ledger.whole_step import loss_of
+from actmem_more.gpu_kernels import gpu_kernels_on_cpu
 from actmem_tools.__main__ import main
-from actmem_tools.gpu_kernels import gpu_kernels_on_cpu
 from actmem_tools.load_model import built_model
 from actmem_tools.plan.own_model import FSDP_DTYPES, OwnModel, StepOptions
 from actmem_tools.plan.step_time import Cluster

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from actmem.config import ConfigError
+from actmem_more.gpu_kernels import gpu_kernels_on_cpu
 from actmem_tools.__main__ import main
 from actmem_tools.config_file import Order, order_of
-from actmem_tools.gpu_kernels import gpu_kernels_on_cpu
 from actmem_tools.load_model import built_model
 from actmem_tools.plan.framework_flags import hugging_face_config
 from actmem_tools.plan.own_model import FSDP_DTYPES, OwnModel, StepOptions

@@ -22,7 +22,7 @@ from actmem.formulas.activations import layer_rows
 from actmem.ledger.recorder import record
 from actmem.recipes import PAPER_LAYER
 from actmem.rows import total
-from actmem_tools.gpu_kernels import gpu_kernels_on_cpu
+from actmem_more.gpu_kernels import gpu_kernels_on_cpu
 from actmem_tools.load_model import tensors_for
 from actmem_tools.tape.evaluate import BACKWARD, Event, Make, Mark, Run, Tape, moments, read_events, sizes_of, value
 from actmem_tools.tape.extrapolate_blocks import LOSS_CODE, adapter_code, recompute_code

@@ -44,7 +44,7 @@ FSDP_DTYPES = {
     "bf16-gradients": ("float32", "bfloat16"),
     "bf16": ("bfloat16", "bfloat16"),
 }
-#: See ``actmem_tools.gpu_kernels``.
+#: See ``actmem_more.gpu_kernels``.
 _OF_A_GPU = "The bill is of a GPU's kernels; of dropout, nn.RMSNorm and attention with dropout a CPU keeps more."
 _SHARD = """from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 model.to(torch.{shard})

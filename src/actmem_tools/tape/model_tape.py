@@ -18,10 +18,10 @@ from actmem.ledger.recorder import record
 from actmem.ledger.save_sites import is_compiled
 from actmem.ledger.whole_step import loss_of
 from actmem.rows import Row
+from actmem_more.gpu_kernels import gpu_kernels_on_cpu
 from actmem_tools import load_model
 from actmem_tools.command_line import one_line, show_progress
 from actmem_tools.config_file import OTHERWISE, Order
-from actmem_tools.gpu_kernels import gpu_kernels_on_cpu
 from actmem_tools.tape.config_model import ConfigModel, are_stacks, lists_of_layers, noted_layers
 from actmem_tools.tape.evaluate import MAY_BE_ONE, Event, Formula, Make, Run, Tape, added, moments, read_events
 from actmem_tools.tape.extrapolate_blocks import (

@@ -179,7 +179,9 @@ def _result(func: Any, args: tuple, kwargs: dict) -> Any:
     if key in _RESULTS:
         return fake_tensor(args[0], *known) if (known := _RESULTS[key]) else args[0]
     result = func(*args, **kwargs)
-    if args and is_fake(args[0]) and is_fake(result) and result.constant is None and not result.is_complex():
+    has_values = not is_fake(result) or result.constant is not None
+    is_plain = not has_values and result.layout is torch.strided and not result.is_complex()
+    if is_plain and args and is_fake(args[0]) and result.device == args[0].device:
         storage, (of_first, *of_others) = storage_of(result), storages_in((args, kwargs))
         made = storage is of_first, result.shape, result.stride(), result.storage_offset(), result.dtype
         is_alike = fake_tensor(args[0], *made).untyped_storage().nbytes() == result.untyped_storage().nbytes()

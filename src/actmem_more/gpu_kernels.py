@@ -26,7 +26,7 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
-from actmem_tools.torch_private import replaced_operations, rms_norm_backward
+from actmem_more.torch_private import replaced_operations, rms_norm_backward
 
 
 def gpu_kernels_on_cpu() -> AbstractContextManager[None]:

@@ -110,6 +110,14 @@ def short_stack(s, b, h, num_layers):
     return stack(s, b, h, 3 * h, 300, num_layers)
 
 
+def unused_stack(s, b, h, num_layers):
+    """Each block has a weight that forward doesn't use."""
+    model, inputs = short_stack(s, b, h, num_layers)
+    for block in model.blocks:
+        block.register_parameter("unused", nn.Parameter(torch.zeros(h)))
+    return model, inputs
+
+
 def adapted_stack(s, b, h, f, v, num_layers):
     """LoRA of rank 2 beside frozen linears."""
     model, inputs = stack(s, b, h, f, v, num_layers)

@@ -362,7 +362,7 @@ def test_a_model_without_blocks_is_refused():
     def mlp(s, b, h, l):  # noqa: E741
         return torch.nn.Linear(h, h), (torch.randn(b, s, h),)
 
-    with pytest.raises(ConfigError, match="must have a list of 5 blocks"):
+    with pytest.raises(ConfigError, match="must have a list of 5 blocks.*: record --fake --at works"):
         solved_blocks(mlp, *parsed_letters("s,b,h")[:2])
 
 

@@ -1,8 +1,9 @@
 """One training step: the curve of live bytes, and the bill at its peak, with one line for each storage alive there.
 
 A dispatch mode notes each operation's results, below autograd, and adds up what is alive after each: every storage has
-a life, from birth to death. Memory that a kernel allocates and frees inside itself is not seen. A storage gets its name
-when the step is over: by then it is known whose gradient it became, or what autograd saved it for.
+a life, from birth to death. Memory that a kernel allocates and frees inside itself is not seen, nor are the 8 bytes on
+the host in which torch keeps a Python number that backward needs (the 2 of ``x * 2``). A storage gets its name when the
+step is over: by then it is known whose gradient it became, or what autograd saved it for.
 """
 
 from collections.abc import Callable, Iterator, Mapping

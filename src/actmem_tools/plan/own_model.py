@@ -432,7 +432,7 @@ def print_outcome(console: Console, found: Mapping, cluster: Cluster) -> None:
         f"{found['blocks']['number']} blocks in {found['blocks']['path']}"
     )
     if found["num_trained"] < found["num_parameters"]:
-        say(f"{found['num_trained']:,} parameters are trained, the others frozen: whole on each GPU")
+        say(f"{found['num_trained']:,} parameters are trained, the others get no gradient: whole on each GPU")
     sizes = "".join(f", {letter}={size}" for letter, size in found["sizes"].items())
     say(f"{asked['text']}{sizes}: {asked['bytes'] / GIBIBYTE:.2f} GiB needed, {usable / GIBIBYTE:.2f} there")
     over = asked["bytes"] - usable

@@ -155,7 +155,7 @@ def lists_of_layers(model: nn.Module, number: int) -> list[str]:
     ]
     if not found:
         rule = f"with num_layers={number} the model must have a list of {number} blocks, and has none"
-        raise ConfigError("target", rule)
+        raise ConfigError("target", f"{rule}: record --fake --at works")
     return [name for _, name in sorted(found, reverse=True)]
 
 

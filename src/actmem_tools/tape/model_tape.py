@@ -261,7 +261,7 @@ def solved_blocks(
         if lora:
             factory = _changed(factory, adapter_code(place_of(found_blocks.path), lora))
             found_blocks = _blocks_of(factory, sizes, dtype, parts, order, few_blocks)
-        elements = _elements(factory, letters, rules, dtype, held, 1 if config else 0, found_blocks.early)
+        elements = _elements(factory, letters, rules, dtype, held, 1 if config else 0, found_blocks)
     path = place_of(found_blocks.path)
     notes = tuple(filter(None, [load_model.gradient_note(found_blocks.without_gradient)]))
     models: dict[str, BlockModel] = {}
@@ -295,9 +295,9 @@ def solved_blocks(
             return model_of(part, recomputed, saving).names(runs, ones)
 
     def check(model: BlockModel, recomputed: int, saving: int, part: str) -> None:
-        recomputed = min(recomputed, config.num_blocks - saving) if config else recomputed
-        if recomputed < 0:
-            return
+        if config:  # a model with fewer blocks is solved here too: what it raises, ``_solved_config`` can mend
+            saving = min(saving, config.num_blocks)
+            recomputed = min(recomputed, config.num_blocks - saving)
         with load_model.tensors_for(fake), gpu_kernels_on_cpu():
             events = model_of(part, recomputed, saving).events(sizes, is_first=True)
         live = [live for event, live, _ in moments(events) if isinstance(event, Run)]
@@ -514,14 +514,15 @@ def _elements(
     dtype: str,
     held: Mapping[str, int],
     num_runs: int,
-    early: frozenset[str],
+    found: _Blocks,
 ) -> tuple[Formula, ...]:
     """Find the formulas of how many elements the weights have, as ``BlockModel.elements`` has them.
 
-    What a block has is what a second block adds to a model with one, outside the list of blocks too.
+    What a block has is what a second block adds to a model with one, outside the list of blocks too.  Weights that get
+    no gradient count as frozen: an optimizer skips them.
 
     Args: as of ``solved_blocks`` and ``solver.solve_rows``, and
-        early: names of weights outside the blocks that get their gradients before any weight of a block does.
+        found: the model's blocks.
     """
 
     def rows(sizes: dict[str, int]) -> list[Row]:
@@ -529,8 +530,9 @@ def _elements(
         for num_blocks in (1, 2):
             model, _ = _built(factory, {**sizes, _BLOCKS: num_blocks}, dtype)
             for name, p in model.named_parameters():
-                counts.append(Row(f"{'trained' if p.requires_grad else 'frozen'} of {num_blocks}", p.numel()))
-                if num_blocks == 1 and name in early:
+                trained = p.requires_grad and name not in found.without_gradient
+                counts.append(Row(f"{'trained' if trained else 'frozen'} of {num_blocks}", p.numel()))
+                if num_blocks == 1 and name in found.early:
                     counts.append(Row("early", p.numel()))
         return counts
 

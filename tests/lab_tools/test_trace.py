@@ -10,7 +10,6 @@ from actmem.ledger.emulate import emulated_rank
 from actmem.parallel import conjugates, linear
 from actmem.parallel.groups import tensor_parallel
 from actmem_course.lab_tools.held_bytes import Runner
-from actmem_course.lab_tools.timing import Work
 from actmem_course.lab_tools.trace import write_trace
 
 SHAPE = ModelShape(8, 1, 16, 4)
@@ -43,10 +42,3 @@ def test_the_papers_names(tmp_path):
     } <= sequence
     assert not tensor & {"g: all-gather", "core attention recompute"} and "layer recompute" not in sequence
     assert (conjugates.FUNCTIONS["g"].backward, linear.start_all_gather) == before
-
-
-def test_every_step_is_finished(tmp_path):
-    x, done = torch.ones(2, requires_grad=True), []
-    work = Work(lambda: x.sum(), lambda output: output.backward(), lambda: done.append("finished"))
-    write_trace({"one": work, "other": work}, tmp_path / "trace.json", "cpu")
-    assert len(done) == 4  # the first time and the recorded one

@@ -8,7 +8,6 @@ Exit code 0 if every measured number equals its formula, 1 if any does not, 2 on
 
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
 
 from paper_steps import sections
@@ -50,10 +49,8 @@ def main() -> int:
     screen = screen_of(0)
     names = [name for name in SECTIONS if name in (args.section or SECTIONS)]
     models = [name for name in PAPER_MODELS if name in (args.model or PAPER_MODELS)]
-    started = time.monotonic()
     with status(0, f"measuring {len(models)} models"):
         found = measure_paper(names, models)
-    seconds = time.monotonic() - started
     for name in names:
         for part in [*parts_of(name, found[name]), ""]:
             screen.print(part, crop=False)  # rather too wide than cut off
@@ -70,7 +67,6 @@ def main() -> int:
         screen.print(agree, style=WRONG if wrong else None)
     else:
         screen.print("nothing in these sections is measured")
-    screen.print(f"measured in {seconds:.1f} seconds")
     return 1 if wrong else 0
 
 

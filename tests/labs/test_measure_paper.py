@@ -1,7 +1,6 @@
 """The whole paper as a user starts it: tables, JSON, exit codes, bad input in one line."""
 
 import json
-import re
 import sys
 
 import pytest
@@ -26,9 +25,8 @@ def test_everything_for_one_model(tmp_path):
     assert len(measured) > 20 and all(result["difference"] == 0 and result["exact"] for result in measured)
     assert len([r for r in results if r["section"] == "disagreements"]) == sum(len(d.ours) for d in disagreements())
 
-    *_, verdict, last = shown.splitlines()
+    verdict = shown.splitlines()[-1]
     assert verdict == f"{len(measured)} of {len(measured)} measured numbers equal their formulas exactly"
-    assert re.fullmatch(r"measured in \d+\.\d seconds", last)
 
 
 @pytest.mark.by_day(1)

@@ -354,6 +354,7 @@ def test_a_model_of_pictures_is_planned_without_a_length(capsys, tmp_path):
         (PICTURES, "b=2,s=8", "whole", "at: s is the configuration's own"),
         (PICTURES, "b=2", "chunked", "loss: is a language model's"),
         (LLAMA, "b=2", "whole", "at: s is missing"),
+        ({**LLAMA, "model_type": "mamba"}, "b=2,s=4096", "whole", "target: operations grow with s: "),
     ],
 )
 def test_only_a_model_that_reads_text_has_a_length(config, at, loss, says, capsys, tmp_path):

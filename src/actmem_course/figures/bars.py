@@ -127,7 +127,7 @@ def bar_chart(
         bargap=0.3,
         showlegend=bool(limit) or has_legend,
         legend={"traceorder": "normal"},
-        margin={"r": min(max(24, 8 * words), 150), "l": 16},
+        margin={"r": min(max(24, 8 * words), 210), "l": 16},
         yaxis={
             "categoryorder": "array",
             "categoryarray": [*lines.values()],

@@ -18,8 +18,8 @@ Curve = Sequence[tuple[int, int]]
 
 #: Fills of passes by kind, one for each of four chunks; a fifth chunk has the fill of the first.
 _FILLS = {
-    "F": (FILLS["forward"], Fill("#8C96DA", ""), Fill("#BCC3F0", ""), Fill("#E3E6FA", "")),
-    "B": (FILLS["backward"], Fill("#CBA982", ""), Fill("#E2CDB4", ""), Fill("#F4EADF", "")),
+    "F": (FILLS["forward"], Fill("#8C96DA", ""), Fill("#A9B2E8", ""), Fill("#CBD1F2", "")),
+    "B": (FILLS["backward"], Fill("#CBA982", ""), Fill("#D6B78F", ""), Fill("#E5D0B4", "")),
 }
 _NAMES = {"F": "forward", "B": "backward"}
 #: With more passes than this the microbatches' numbers don't fit into them; the hover text has the numbers.
@@ -54,8 +54,7 @@ def gantt(
     feet = [-curve * step for curve in range(len(curves))]
     inside = _ROW * ranks + _GAP + _CURVE * len(curves)
     traces = [*_passes(spans), _areas(curves, feet, last)]
-    # A narrow page has no room for the numbers of forward passes.
-    order = {"text": "numbers: microbatches, in order in each chunk", "xref": "paper", "x": 0, "y": -0.5}
+    order = {"text": "numbers: microbatches" if len(spans) <= _MOST_LABELS else "", "xref": "paper", "x": 0, "y": -0.5}
     return chart(
         title,
         traces + ([_limits(*limit, feet, last)] if limit else []),

@@ -34,7 +34,7 @@ const worded = (data, isDiagram) => data.map((given) => {
     return { ...trace, text, textfont: { ...trace.textfont, size: smaller(trace.textfont.size) } };
   }
   // A short pass has room for one digit, if nothing is left free around it.
-  if (trace.text && trace.base && trace.text.every((words) => words.length < 2) && Math.max(...trace.base) < SHORT_STEP) {
+  if (trace.text && trace.base && trace.text.every((words) => words.length < 2) && Math.max(...data.flatMap(({ base }) => base ?? [])) < SHORT_STEP) {
     return { ...trace, constraintext: "none", insidetextfont: { ...trace.insidetextfont, size: 9 } };
   }
   // Words at the points of a chart stand below it.

@@ -54,6 +54,8 @@ Prepare = Callable[[nn.Module], object]
 _BLOCKS = "l"
 #: How many runs find the formulas of a configuration's model, which have few powers of s and b.
 _CONFIG_RUNS = 4
+#: How many events a layer may have for its tokens if each run has the length asked for: more would take minutes.
+_MOST_EVENTS = 10_000
 #: Rules that are tried if a model doesn't run at the letters that were drawn: some kernels need rows of whole 16 bytes.
 _KERNELS_NEED = "h:8,d:8,f:8"
 
@@ -413,6 +415,11 @@ def _solved_config(
         shortest, longest = config.limits(s) if step else (s, s)
         return {part: replace(model, shortest=shortest, longest=longest) for part, model in models.items()}
 
+    if s > 128:
+        with load_model.tensors_for(True):
+            few, many = (len(run_factory(factory, {"s": n, "b": 1, _BLOCKS: 1}, dtype)) for n in (64, 128))
+        if (many - few) * s // 64 > _MOST_EVENTS:
+            raise ConfigError("target", f"operations grow with s: {few:,} at 64, {many:,} at 128; {OTHERWISE} works")
     step = config.step(s, LOSS_CHUNKS if LOSS_CODE[loss] else 1)
     try:
         return solved_with(step), dict(asked), config.num_blocks

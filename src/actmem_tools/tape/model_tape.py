@@ -415,6 +415,7 @@ def _solved_config(
         shortest, longest = config.limits(s) if step else (s, s)
         return {part: replace(model, shortest=shortest, longest=longest) for part, model in models.items()}
 
+    # A layer that loops over its tokens has no formula, and each run at a real length would take minutes.
     if s > 128:
         with load_model.tensors_for(True):
             few, many = (len(run_factory(factory, {"s": n, "b": 1, _BLOCKS: 1}, dtype)) for n in (64, 128))

@@ -193,8 +193,9 @@ def _result(func: Any, args: tuple, kwargs: dict) -> Any:
 def _key(value: Any) -> Any:
     """Return what an operation's result depends on, of one of its arguments; what equals nothing if it has values."""
     if isinstance(value, Tensor):
-        is_known = is_fake(value) and getattr(value, "constant", None) is None and not value.is_complex()
-        return (value.shape, value.stride(), value.storage_offset(), value.dtype) if is_known else object()
+        if not is_fake(value) or getattr(value, "constant", None) is not None or value.is_complex():
+            return object()
+        return value.shape, value.stride(), value.storage_offset(), value.dtype, value.device
     return tuple(map(_key, value)) if isinstance(value, (list, tuple)) else (type(value), value)
 
 

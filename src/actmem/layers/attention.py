@@ -66,9 +66,9 @@ class SelfAttention(nn.Module):
 
     Args:
         p: the dropout's probability.
-        streams: where the dropout draws from.
-        recompute: the layer's mode; with region "core" the core attention is checkpointed.
-        seed: of the weights, the same on all t ranks; None draws one from torch's CPU generator.
+        streams: the random-number streams from which the dropout draws.
+        recompute: the layer's mode of recomputation; with region "core" the core attention is checkpointed.
+        seed: of the weights, the same on all t ranks; None draws a seed from torch's CPU generator.
 
     Args of ``forward``: x ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism; a mask from ``causal_mask``.
     Returns: the same shape as x.

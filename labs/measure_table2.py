@@ -56,9 +56,10 @@ def main() -> int:
 
 
 def shape_for(args: argparse.Namespace, size: int, dtype: torch.dtype) -> ModelShape:
-    """The layer to measure.
+    """Return the shape of the layer to measure.
 
-    Raises ConfigError if ``size`` ranks can't measure every configuration, or real tensors can't fit into memory.
+    Raises: ConfigError if ``size`` ranks can't share it in every configuration, or if real tensors don't fit into
+        memory.
     """
     shapes = options.layer_shapes(args)
     for configuration in TABLE2:
@@ -70,9 +71,9 @@ def shape_for(args: argparse.Namespace, size: int, dtype: torch.dtype) -> ModelS
 
 
 def needed_bytes(shape: ModelShape, dtype: torch.dtype) -> int:
-    """Of the largest configuration: the first, whole on every rank at once, with its weights.
+    """Estimate the bytes that one rank needs for the largest configuration, the one without parallelism.
 
-    Two score tensors (as²b each) come and go as well.
+    They are what the layer saves, its weights, and two tensors of attention scores (as²b elements each).
     """
     a, b, h, s = shape.letters()
     return eq1(shape, dtype.itemsize) + dtype.itemsize * (12 * h * h + 2 * a * s * s * b)
@@ -81,15 +82,18 @@ def needed_bytes(shape: ModelShape, dtype: torch.dtype) -> int:
 def predict(
     shape: ModelShape, configuration: Configuration, here: Ranks, dtype: torch.dtype
 ) -> tuple[list[Row], list[Row]]:
-    """The paper's terms, and what the paper leaves out, each with its bytes on one rank."""
+    """Predict what one layer saves on one rank.
+
+    Returns: rows of the tensors that the paper counts, and rows of those that it leaves out.
+    """
     layer = shape, configuration.parallel(here.size), configuration.recompute, dtype.itemsize
     return layer_rows(*layer), layer_extra_rows(*layer, here.device)
 
 
 def measure(shape: ModelShape, configuration: Configuration, here: Ranks, dtype: torch.dtype) -> dict[str, Any]:
-    """One configuration on this rank, predicted and measured.  Every rank must call it.
+    """Predict and measure the layer in one configuration on this rank.  Every rank must call it.
 
-    Returns: its row, as ``layer_bytes.layer_result`` makes it.
+    Returns: a row of results from ``layer_bytes.layer_result``: predicted and measured bytes, and whether they agree.
     """
     # What measures is loaded only now: options are refused before.
     from actmem.ledger.measure_layer import measure_layer

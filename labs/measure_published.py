@@ -1,9 +1,9 @@
 """python labs/measure_published.py
 
 Compare the GPU peaks that others published of their training runs with what `actmem plan` predicts for the same runs.
-Also predict what torch's allocator would reserve: the code that the plan prints runs on tensors without a GPU. It takes
-a quarter of an hour, and writes the predictions to a file for chapter 9. No constant is fitted. Exit code 0, whatever
-the differences; chapter 9 explains them.
+Also predict what torch's allocator would reserve: the code that the plan prints runs on fake tensors. It takes a
+quarter of an hour and no GPU, and writes the predictions to a file for chapter 9. No constant is fitted. Exit code 0,
+whatever the differences; chapter 9 explains them.
 """
 
 import json

@@ -117,7 +117,7 @@ def figure9_parts(name: str, entries: Entries) -> list[RenderableType]:
 
 
 def bytes_table(title: str, entries: Entries, headings: Mapping[str, str] = SIZES) -> Group:
-    """Make a table of bytes: predicted, predicted besides what the paper counts, measured, and the difference.
+    """Make a table of bytes: predicted, extra (predicted, but not counted by the paper), measured, and the difference.
 
     Below each name, in grey, stands the paper's formula or claim, with its number.
     """

@@ -76,14 +76,14 @@ def shown(value: object) -> str:
 
 
 def padded_vocab_size(vocab_size: int, tensor_parallel_size: int, multiple: int = 128) -> int:
-    """Round a vocabulary size up to the next multiple of ``multiple`` · t, which t ranks can share."""
+    """Round a vocabulary size up to the next multiple of ``multiple`` · t, so that t ranks can share it evenly."""
     check_sizes(vocab_size=vocab_size, tensor_parallel_size=tensor_parallel_size, multiple=multiple)
     unit = multiple * tensor_parallel_size
     return -(-vocab_size // unit) * unit
 
 
 def check_vocab_size(vocab_size: int, tensor_parallel_size: int) -> int:
-    """Return v/t; if t does not divide v, raise a ConfigError that offers the padded size."""
+    """Return the words on one rank, vocab_size / t; if t does not divide it, raise a ConfigError with a padded size."""
     v, t = check_size("vocab_size", vocab_size), check_size("tensor_parallel_size", tensor_parallel_size)
     if v % t:
         offer = f"padded_vocab_size({v}, {t}) = {padded_vocab_size(v, t)} is; the loss takes vocab_size={v}"

@@ -1,4 +1,4 @@
-"""From what each saved tensor of a layer can be recomputed: the table behind every mode of recomputation.
+"""What each saved tensor of a layer can be recomputed from: the table behind every mode of recomputation.
 
 A term is a saved tensor, by its name. Each term has a recipe: the terms from which it is recomputed, and the matmuls
 that this takes. A mode of recomputation is a set of terms that backward recomputes instead of saving. The layer then

@@ -1,4 +1,4 @@
-"""Context parallelism: each of c ranks has s/c tokens of a sequence in every layer, attention included.
+"""Context parallelism: each of c ranks has s/c tokens of a sequence throughout the model.
 
 Everything but attention works on one token at a time, so a rank needs only its own s/c tokens.  Attention
 needs the others' keys and values.  Two ways to get them:

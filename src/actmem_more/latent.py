@@ -6,8 +6,9 @@ Source: 2405.04434 section 2.1.
     x ─ down ─ KV latent ─ norm ─ up ─ keys and values
                    └─ a key with positions, which all heads share
 
-The down matmuls are not sharded. Without sequence parallelism every rank computes the latents of all tokens; with it
-each rank computes those of its own tokens, and the latents are gathered, which are narrower than the tokens.
+The down matmuls are not sharded. Without sequence parallelism every rank computes the latents of all tokens. With
+sequence parallelism each rank computes the latents of its own tokens, and the latents are gathered, which are narrower
+than the tokens.
 
 **Values narrower than keys.** torch's flash kernel for CPUs needs queries, keys and values of one width. With two
 widths ``scaled_dot_product_attention`` falls back to unfused operations, which save the scores, as²b of them. Many

@@ -111,7 +111,7 @@ class LlamaLayer(nn.Module):
 
 
 class GroupedQueryAttention(ParallelModule):
-    """Attention with a query heads and k key and value heads, each of which serves a/k query heads.
+    """Attention with fewer key and value heads (k) than query heads (a): each of the k serves a/k query heads.
 
     Each rank has a/t query heads. With t <= k it has k/t key and value heads. With t > k it has one key and value head,
     the same one as t/k − 1 neighbouring ranks. Each of these ranks computes the gradient from its own query heads, and

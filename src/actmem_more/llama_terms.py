@@ -63,7 +63,7 @@ def llama_rows(
         routed_tokens: for a layer with experts, R of ``expert_mlp_rows``.
         context_kind: one of CONTEXT_KINDS.
 
-    Raises: ConfigError if the ranks can't share the layer, or on a set that can't be rebuilt.
+    Raises: ConfigError if the ranks can't share the layer, or if a named tensor can't be recomputed.
     """
     shape = own_context_shape(shape, parallel, context_kind)
     check_choice("element_size", element_size, ELEMENT_BYTES)

@@ -236,6 +236,6 @@ ELEMENTWISE = Configuration("tensor+sequence+elementwise", True, True, "elementw
 def closed_form(
     configuration: Configuration, shape: ModelShape, tensor_parallel_size: int, element_size: int = 2
 ) -> int:
-    """Predict the bytes of one layer on one rank by the formula in this row of table 2, not by a sum over tensors."""
+    """Predict the bytes of one layer on one rank by the formula of a row of table 2, not by a sum over tensors."""
     parallel = configuration.parallel(tensor_parallel_size)
     return layer_bytes(shape, parallel, configuration.recompute, element_size)

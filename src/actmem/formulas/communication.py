@@ -63,8 +63,8 @@ class PredictedCollective:
     def wire_bytes(self) -> int:
         """Bytes that one rank sends for all ``count`` collectives.
 
-        For an all-reduce 2(t − 1)/t of the payload, for an all-gather, a reduce-scatter or an all-to-all (t − 1)/t of
-        it, for a send all of it. A payload that t does not divide is rounded up to t equal shares.
+        With t ranks an all-reduce sends 2(t − 1)/t of the payload; an all-gather, a reduce-scatter or an all-to-all
+        (t − 1)/t; a send all of it. A payload that t does not divide is rounded up to t equal shares.
         """
         if self.kind == "send":
             return self.count * self.payload_bytes

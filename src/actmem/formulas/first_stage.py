@@ -49,7 +49,7 @@ def eq6(shape: ModelShape, tensor_parallel_size: int) -> int:
 
 
 def selective_saves(shape: ModelShape) -> Fraction:
-    """Return the share of a layer's bytes that selective recomputation drops: 5as/h of 34 + 5as/h, in 16 bits.
+    """Return the share of a layer's bytes that selective recomputation saves: (5as/h)/(34 + 5as/h), in 16 bits.
 
     Source: 2205.05198 section 5.
     """
@@ -68,7 +68,7 @@ def interleave_factor(pipeline_parallel_size: int, num_model_chunks: int) -> Fra
 
 
 def layers_per_chunk(shape: ModelShape, parallel: Parallel) -> int:
-    """Return L/(pm); raise ConfigError if p·m does not divide L."""
+    """Return the number of layers in one model chunk, L/(pm); raise ConfigError if p·m does not divide L."""
     p, m = parallel.pipeline_parallel_size, parallel.num_model_chunks
     name = "pipeline_parallel_size" if m == 1 else "pipeline_parallel_size · num_model_chunks"
     return check_divides("num_layers", shape.num_layers, name, p * m)

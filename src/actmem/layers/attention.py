@@ -15,7 +15,7 @@ from actmem.recompute import checkpoint
 
 
 def causal_mask(seq_length: int, device: torch.device | str, dtype: torch.dtype = torch.bool) -> Tensor:
-    """Make ``[s, s]``, which marks the keys that a query may not see: those after its own position.
+    """Make a mask ``[s, s]`` that marks for each query the keys that it may not see: those after its own position.
 
     Args:
         dtype: bool holds True at these keys, 1 byte an element. A floating dtype holds -inf there and 0 elsewhere,
@@ -59,7 +59,7 @@ class CoreAttention(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Q, K and V by a column-parallel linear (whole heads to each rank), core attention, and a row-parallel linear.
+    """Self-attention with a/t heads on each rank: a column-parallel QKV linear, core attention, a row-parallel linear.
 
     The rows of the QKV weight are ordered head by head, ``[a, 3, h/a]``: t equal shards then give each rank the Q, K
     and V of the same heads.

@@ -18,9 +18,9 @@ from actmem.torch_private import tree_map_only
 
 
 class LiveStorages(QuietDispatchMode):
-    """A dispatch mode that counts the bytes of those storages made while it is on that are still alive.
+    """A dispatch mode that counts the live bytes of all storages that operations make while it is on.
 
-    It holds the storages by weak references.
+    It holds the storages by weak references, so it keeps none alive.
 
     Args:
         ignored: tensors, in lists, dicts or objects, whose storages don't count.

@@ -70,7 +70,7 @@ class Provenance:
     """Where one storage comes from. "It" below is the storage.
 
     Attributes:
-        made: whether an operation in the block made it; False if it existed before.
+        made: whether an operation made it while the tracker was on; False if it existed before.
         operation, module, shape, dtype, device: of the first tensor that had this storage.
         inside: whether a module or an autograd Function was running when it was made.
         constant: whether it was made without random numbers, and from no tensor or from constants alone.
@@ -414,7 +414,7 @@ class ProvenanceTracker(QuietDispatchMode):
         return "constant" if origin.constant else "activation"
 
     def kind_of_unsaved(self, storage: torch.UntypedStorage, origin: Provenance) -> str:
-        """Return the kind, of ``STORAGE_KINDS``, of a storage that was made in the block and not saved by autograd."""
+        """Return the kind, one of ``STORAGE_KINDS``, of a storage that autograd did not save."""
         kind = self.kind_of(storage, origin.dtype, origin.operation)
         if kind in ("generator state", "cast weight", "gathered weight"):
             return kind

@@ -72,7 +72,7 @@ def step(
     loss: Callable[[Any], Tensor] | None = None,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> StepBill:
-    """Run one training step (forward, backward, and the optimizer's step if there is one) and list what its peak is of.
+    """Run one training step (forward, backward, and the optimizer's step if there is one) and measure its memory.
 
     Gradients are left in ``.grad``. The first step also makes the optimizer's states; for a later step's memory, call
     this twice.

@@ -38,7 +38,7 @@ def f_bar(x: Tensor, tp: TensorParallel) -> Tensor:
 def g(x: Tensor, tp: TensorParallel) -> Tensor:
     """Gather the sequence: all-gather forward, reduce-scatter backward.
 
-    ``[s/t, b, h]`` in, ``[s, b, h]`` out. Saves nothing.
+    In: ``[s/t, b, h]``, this rank's tokens. Out: ``[s, b, h]``, all tokens. Saves nothing.
     """
     return _G.apply(x, tp)
 

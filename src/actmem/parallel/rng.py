@@ -1,4 +1,4 @@
-"""Which dropout draws must agree between ranks, and dropout that draws its mask early.
+"""Dropout under tensor parallelism: which ranks must draw the same mask, and masks that are drawn early.
 
 Replicated tensors need the same dropout mask on every rank, or the replicas drift apart.  Sharded tensors need a
 different mask on each rank, or every shard repeats one pattern.  So each rank has two streams of random numbers.
@@ -23,7 +23,7 @@ from actmem.torch_private import backward_pass
 
 
 class DropoutStreams:
-    """Two random-number generators for dropout: one that all ranks draw alike, one that each rank draws differently.
+    """Two random-number generators for dropout: one with the same numbers on all ranks, one with each rank's own.
 
     A deep copy draws the same numbers as the original, so make each layer of a model with streams or a seed of its own.
 

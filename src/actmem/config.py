@@ -99,8 +99,8 @@ class ModelShape:
         seq_length: s, tokens of one sequence.
         micro_batch_size: b, sequences of one microbatch.
         hidden_size: h, elements of one token's activation.
-        num_attention_heads: a, which must divide h.
-        num_layers: L.
+        num_attention_heads: a, attention heads; a must divide h.
+        num_layers: L, layers of the whole model.
         vocab_size: v, words of the vocabulary.
 
     Raises: ConfigError on a size that no layer can have.
@@ -165,12 +165,13 @@ class Parallel:
             ``ModelShape.micro_batch_size``.
         data_parallel_size: ranks that hold the same weights and read different samples.
         context_parallel_size: ranks that share one sequence in every layer, attention included.
-        zero_stage: what ZeRO divides among the data-parallel ranks, one of ZERO_STAGES.
-        expert_parallel_size: ranks that share the experts, a multiple of t. If it is more than t, each group of t ranks
-            among them has tokens of its own. None: the t ranks.
+        zero_stage: what ZeRO divides among the data-parallel ranks: 0 nothing, 1 optimizer states, 2 gradients as
+            well, 3 weights as well.
+        expert_parallel_size: ranks that share the experts, a multiple of t; None: the same t ranks. If it is more than
+            t, several tensor-parallel groups share the experts, and each group has tokens of its own.
 
-    Formulas of a layer or a stage read t, p, m and ``sequence_parallel`` only; those of today's layers also read
-    context_parallel_size and expert_parallel_size.
+    Formulas of the paper's layers and stages read only t, p, m and ``sequence_parallel``; those of Llama's layers also
+    read context_parallel_size and expert_parallel_size.
 
     Raises: ConfigError on a bad size.
     """

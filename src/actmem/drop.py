@@ -146,9 +146,10 @@ class NamedForward:
         """Name tensors that are already computed, and note how backward can compute them again.
 
         Args:
-            names, also: as in ``terms(names, function, *sources, also=…)``.
+            names: the tensor's name, or a tuple of names.
             values: the tensor, or a tuple of tensors, one for each name.
             function, sources: the recipe: ``function(*sources)`` must return ``values``. It may run without autograd.
+            also: the name of what else ``function`` saves for backward, such as a norm's statistics.
 
         Returns: ``values``.
         """

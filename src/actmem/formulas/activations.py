@@ -68,7 +68,7 @@ def layer_rows(
 
 
 def eq1(shape: ModelShape, element_size: int = 2) -> int:
-    """Predict the bytes of one layer without parallelism: sbh(34 + 5as/h) in 16 bits.
+    """Predict the activation bytes of one layer without parallelism: sbh(34 + 5as/h) in 16 bits.
 
     Source: 2205.05198 eq. 1.
     """
@@ -79,8 +79,9 @@ def eq1(shape: ModelShape, element_size: int = 2) -> int:
 
 
 def eq2(shape: ModelShape, tensor_parallel_size: int, element_size: int = 2) -> int:
-    """Predict the bytes of one layer on one of t tensor-parallel ranks: sbh(10 + 24/t + 5as/(ht)) in 16 bits.
+    """Predict the activation bytes of one layer on one of t tensor-parallel ranks.
 
+    In 16 bits they are sbh(10 + 24/t + 5as/(ht)).
     Source: 2205.05198 eq. 2.
     """
     check_layer(shape, Parallel(tensor_parallel_size))
@@ -90,7 +91,7 @@ def eq2(shape: ModelShape, tensor_parallel_size: int, element_size: int = 2) -> 
 
 
 def eq4(shape: ModelShape, tensor_parallel_size: int, element_size: int = 2) -> int:
-    """Predict the bytes of one layer on one of t ranks with sequence parallelism: (sbh/t)(34 + 5as/h) in 16 bits.
+    """Predict the activation bytes of one layer on one of t sequence-parallel ranks: (sbh/t)(34 + 5as/h) in 16 bits.
 
     Source: 2205.05198 eq. 4.
     """

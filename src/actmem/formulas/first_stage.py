@@ -32,7 +32,7 @@ OUTPUT_REASON = "a copy of what the next stage already has; appendix B frees it 
 
 
 def eq5(shape: ModelShape, tensor_parallel_size: int) -> int:
-    """Predict the bytes of the first stage's layers: (sbhL/t)(34 + 5as/h) in 16 bits, whatever p is.
+    """Predict the activation bytes of the first stage's layers: (sbhL/t)(34 + 5as/h) in 16 bits, whatever p is.
 
     Stage 0 holds p microbatches of L/p layers each.
     Source: 2205.05198 eq. 5.
@@ -41,7 +41,7 @@ def eq5(shape: ModelShape, tensor_parallel_size: int) -> int:
 
 
 def eq6(shape: ModelShape, tensor_parallel_size: int) -> int:
-    """Predict the bytes of the first stage's layers with selective recomputation: 34sbhL/t in 16 bits.
+    """Predict the activation bytes of the first stage's layers with selective recomputation: 34sbhL/t in 16 bits.
 
     Source: 2205.05198 eq. 6.
     """

@@ -206,8 +206,8 @@ def load_dense(module: nn.Module, dense: dict[str, Tensor], tp: TensorParallel, 
         strict: False ignores names that the module doesn't have: a pipeline stage loads its layers out of a whole
             model.
 
-    Raises: ConfigError if a parameter's name is missing, if a tensor has another shape, and with ``strict`` if the
-        module doesn't have a name. In these cases nothing is copied.
+    Raises: ConfigError if ``dense`` lacks a parameter's name, if a tensor has another shape, and with ``strict`` if
+        ``dense`` has a name that the module lacks. In these cases nothing is copied.
     """
     parameters = dict(module.named_parameters())
     if strict and (unknown := dense.keys() - parameters.keys()):

@@ -23,9 +23,9 @@ from actmem.torch_private import backward_pass
 
 
 class DropoutStreams:
-    """Two random-number generators for dropout: one with the same numbers on all ranks, one with each rank's own.
+    """Two random-number generators for dropout: one with equal numbers on all ranks, one with different numbers.
 
-    A deep copy draws the same numbers as the original, so make each layer of a model with streams or a seed of its own.
+    A deep copy draws the same numbers as the original. So don't copy one for several layers; give each its own seed.
 
     Args:
         seed: the same on all ranks of the group.

@@ -29,7 +29,6 @@ from actmem.parallel.collectives import all_gather, all_reduce, reduce_scatter
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem_course.figures.text import overhead_text
 from actmem_course.figures.units import milliseconds, size_text
-from actmem_course.files import check_files
 from actmem_course.lab_tools import options
 from actmem_course.lab_tools.held_bytes import layer_runner
 from actmem_course.lab_tools.machine import clock_name, described
@@ -52,8 +51,7 @@ def main() -> int:
     parser = timing_parser("measure_communication.py", __doc__ or "")
     args = parser.parse_args()
     with parser.refusing():
-        check_files(args, "json")
-        size = check_ranks(args, parser.prog)
+        size = check_ranks(args, parser.prog, "json")
         dtype = options.check_timing(args)
         if args.emulate is None:
             shape = speed_shape(args, size, dtype)
@@ -63,7 +61,6 @@ def main() -> int:
 
     with ranks(args) as here:
         screen = screen_of(here.rank)
-        torch.manual_seed(1234)
         place = (shape, here, getattr(torch, dtype))
         own = count_layers(*place)
         counted = gather_rows(here, own)

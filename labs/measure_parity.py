@@ -19,7 +19,6 @@ from actmem.parallel.collectives import all_gather
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import load_dense, reduce_partial_gradients, shard
 from actmem_course.arguments import add_rank_arguments
-from actmem_course.files import check_files
 from actmem_course.lab_tools.options import add_shape_arguments, lab_parser, shape_from
 from actmem_course.lab_tools.output import gather_rows, screen_of, status, write_rows
 from actmem_course.lab_tools.tables import numbers, red_if, table
@@ -43,9 +42,8 @@ def main() -> int:
     add_rank_arguments(parser, emulate=False)
     args = parser.parse_args()
     with parser.refusing():
-        check_files(args, "json")
         shape = shape_from(args)
-        check_shape(shape, check_ranks(args, parser.prog))
+        check_shape(shape, check_ranks(args, parser.prog, "json"))
 
     with ranks(args) as here:
         screen = screen_of(here.rank)

@@ -34,7 +34,6 @@ from actmem.parallel.collectives import reduce_scatter
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem_course.figures.text import overhead_text
 from actmem_course.figures.units import milliseconds, size_text
-from actmem_course.files import check_files
 from actmem_course.lab_tools import options
 from actmem_course.lab_tools.held_bytes import Runner, held_by
 from actmem_course.lab_tools.machine import EMULATED, clock_name, described
@@ -61,15 +60,13 @@ def main() -> int:
     parser = timing_parser("measure_peers.py", __doc__ or "")
     args = parser.parse_args()
     with parser.refusing():
-        check_files(args, "json")
-        size = check_ranks(args, parser.prog)
+        size = check_ranks(args, parser.prog, "json")
         dtype = options.check_timing(args)
         shape = speed_shape(args, size, dtype)
     # What torch warns of while DTensors are made is not this lab's to say.
     warnings.filterwarnings("ignore")
     with ranks(args, real_tensors=True) as here:
         screen = screen_of(here.rank)
-        torch.manual_seed(1234)
         rows = measure_peers(shape, here, getattr(torch, dtype), rounds=args.rounds)
         screen.print(peers_table(rows, f"One layer by others: {described(shape, here, dtype)}"))
         screen.print(NOTE)

@@ -25,7 +25,6 @@ from actmem.ledger.recorder import Ledger, record
 from actmem.pipeline import Pipeline, Stage, Watcher, check_pipeline, make_mesh
 from actmem.rows import Row, extra_rows, merge, paper_rows, total
 from actmem_course.arguments import add_rank_arguments
-from actmem_course.files import check_files
 from actmem_course.lab_tools import options
 from actmem_course.lab_tools.layer_bytes import compared
 from actmem_course.lab_tools.machine import described, first_that_fits
@@ -61,15 +60,13 @@ def main() -> int:
     add_rank_arguments(parser, emulate=False)
     args = parser.parse_args()
     with parser.refusing():
-        check_files(args, "json")
-        size = check_ranks(args, parser.prog)
+        size = check_ranks(args, parser.prog, "json")
         plan = plan_from(args, size)
         plan.check(size)
         first_that_fits({plan.shape: plan.largest_bytes(options.ELEMENT_SIZES[args.dtype])}, args)
 
     with ranks(args) as here:
         screen = screen_of(here.rank)
-        torch.manual_seed(1234)
         with status(here.rank, "running one step"):
             rows = gather_rows(here, [measure(plan, here, getattr(torch, args.dtype))])
         screen.print(bytes_table(rows, described(plan.shape, here, args.dtype)))

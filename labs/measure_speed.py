@@ -25,7 +25,6 @@ from actmem.rows import total
 from actmem_course.arguments import LabParser, add_rank_arguments
 from actmem_course.figures.text import overhead_text
 from actmem_course.figures.units import milliseconds, size_text
-from actmem_course.files import check_files
 from actmem_course.lab_tools import options
 from actmem_course.lab_tools.held_bytes import Runner, held_by, layer_runner
 from actmem_course.lab_tools.machine import EMULATED, clock_name, described, first_that_fits
@@ -74,14 +73,12 @@ def main() -> int:
     options.add_file_argument(parser, "trace", "write rank 0's profiler trace, to open in https://ui.perfetto.dev")
     args = parser.parse_args()
     with parser.refusing():
-        check_files(args, "json", "trace")
-        size = check_ranks(args, parser.prog)
+        size = check_ranks(args, parser.prog, "json", "trace")
         dtype = options.check_timing(args)
         shape = speed_shape(args, size, dtype)
 
     with ranks(args, real_tensors=True) as here:
         screen = screen_of(here.rank)
-        torch.manual_seed(1234)
         place = (shape, here, getattr(torch, dtype))
         rows = measure_speed(*place, rounds=args.rounds)
         if args.trace:

@@ -16,7 +16,6 @@ from actmem.config import ModelShape, check_layer
 from actmem.formulas.activations import ELEMENTWISE, TABLE2, Configuration, eq1, layer_extra_rows, layer_rows
 from actmem.rows import Row
 from actmem_course.arguments import add_rank_arguments
-from actmem_course.files import check_files
 from actmem_course.lab_tools import options
 from actmem_course.lab_tools.layer_bytes import layer_result, print_layers, ranks_in_words
 from actmem_course.lab_tools.machine import first_that_fits
@@ -34,14 +33,12 @@ def main() -> int:
     add_rank_arguments(parser)
     args = parser.parse_args()
     with parser.refusing():
-        check_files(args, "json")
-        size = check_ranks(args, parser.prog)
+        size = check_ranks(args, parser.prog, "json")
         dtype, table = getattr(torch, args.dtype), TABLE2 + (ELEMENTWISE,) * args.elementwise
         shape = shape_for(args, size, dtype)
 
     with ranks(args) as here:
         screen = screen_of(here.rank)
-        torch.manual_seed(1234)
         with status(here.rank, "measuring"):
             rows = gather_rows(here, [measure(shape, configuration, here, dtype) for configuration in table])
         extra = [row for configuration in table for row in predict(shape, configuration, here, dtype)[1]]

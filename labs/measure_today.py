@@ -18,7 +18,6 @@ from actmem.formulas.activations import Configuration
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.rows import Row, total
 from actmem_course.arguments import add_rank_arguments
-from actmem_course.files import check_files
 from actmem_course.lab_tools.gpu_kernel import attention_rows, kernel_here
 from actmem_course.lab_tools.layer_bytes import layer_result, print_layers, ranks_in_words
 from actmem_course.lab_tools.machine import first_that_fits
@@ -78,14 +77,12 @@ def main() -> int:
     add_rank_arguments(parser)
     args = parser.parse_args()
     with parser.refusing():
-        check_files(args, "json")
-        size = check_ranks(args, parser.prog)
+        size = check_ranks(args, parser.prog, "json")
         case = case_from(args)
         case.check(size, args)
 
     with ranks(args) as here:
         screen = screen_of(here.rank)
-        torch.manual_seed(1234)
         kernel = case.kernel(here.device)
         with status(here.rank, "measuring"):
             rows = gather_rows(here, measure(case, here, kernel))

@@ -22,7 +22,6 @@ from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import reduce_partial_gradients
 from actmem.parallel.weights import child_seed
 from actmem_course.arguments import add_rank_arguments
-from actmem_course.files import check_files
 from actmem_course.lab_tools.options import lab_parser
 from actmem_course.lab_tools.output import screen_of, write_rows
 from actmem_course.process import lab
@@ -50,8 +49,7 @@ def main() -> int:
     add_rank_arguments(parser, emulate=False)
     args = parser.parse_args()
     with parser.refusing():
-        check_files(args, "json")
-        size = check_ranks(args, parser.prog)
+        size = check_ranks(args, parser.prog, "json")
         job = TrainingJob(SHAPE, MODES[args.mode], args.steps, args.dropout, args.dtype)
         job.check(size)
         text = standard_library(TEXT_BYTES)
@@ -62,7 +60,6 @@ def main() -> int:
         def say(step: int, loss: float) -> None:
             screen.print(f"step {step}: loss {loss:.6f}")
 
-        torch.manual_seed(1234)
         losses = train(job, here.device, text.to(here.device), say)
         write_rows(args.json, here.rank, losses)
     return 0

@@ -34,9 +34,6 @@ def read_config(target: str) -> dict:
         raise ConfigError("target", f"{target} names no model_type, so it is no config.json of transformers")
     if given.get("quantization_config"):
         raise ConfigError("target", f"{target} has a quantization_config, which has no bill here: leave it out")
-    if given.get("is_encoder_decoder"):
-        rule = f"{target} has an encoder and a decoder, and a configuration must be of a model of one stack"
-        raise ConfigError("target", f"{rule}: {OTHERWISE} works")
     if isinstance(a, int) and isinstance(k, int) and k and a % k:
         raise ConfigError("target", f"{target} has {a} query heads and {k} key heads, no multiple")
     return given
@@ -64,10 +61,12 @@ class Order:
     Attributes:
         first: how many layers come before the first block.
         period: how many layers a block has.
+        after_encoder: whether they are a decoder's, and an encoder runs before it.
     """
 
     first: int = 0
     period: int = 1
+    after_encoder: bool = False
 
     def num_layers(self, blocks: int) -> int:
         """Return how many layers a model with so many blocks has, with the layers before its first block.

@@ -416,7 +416,6 @@ def test_the_order_of_layers_is_the_shortest_that_repeats(kinds, order):
     [
         ('{"hidden_size": 8}', "names no model_type"),
         ("[" * 100_000, "is no configuration"),
-        ('{"model_type": "t5", "is_encoder_decoder": true}', "has an encoder and a decoder"),
         ('{"model_type": "llama", "quantization_config": {"quant_method": "fp8"}}', "leave it out"),
     ],
 )

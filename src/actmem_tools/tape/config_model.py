@@ -35,12 +35,14 @@ class ConfigModel:
     Attributes:
         config: transformers' configuration of the model that reads the text.
         letters: the letters of the sizes that the configuration leaves open: b, and s for text.
-        number: how many layers the model has.
+        number: how many layers the model has; of an encoder and a decoder, how many the decoder has.
         order: the order in which they repeat.
         positions: how many positions the model has vectors for; ``LARGEST_SIZE`` if it has no table of them.
 
-    Raises: ConfigError if transformers doesn't have the model, or if it isn't one stack of layers that reads text or
-        classifies pictures.
+    An encoder before a decoder has as many layers as the configuration says, whatever the decoder has.
+
+    Raises: ConfigError if transformers doesn't have the model, or if it doesn't have layers, or reads something else
+        than text, speech or pictures.
     """
 
     def __init__(self, given: Mapping[str, Any]):
@@ -52,27 +54,31 @@ class ConfigModel:
         transformers.utils.logging.set_verbosity_error()
         kind = given["model_type"]
         try:
-            fields = {name: value for name, value in given.items() if name != "model_type"}
-            whole = transformers.AutoConfig.for_model(kind, **fields)
+            whole = transformers.AutoConfig.for_model(**given)
         except Exception as error:
             rule = f"{kind} is no configuration that transformers knows: {one_line(error)}"
             raise ConfigError("target", rule) from error
         self.config = whole.get_text_config()
         pictures = transformers.AutoModelForImageClassification
-        every = transformers.AutoModelForCausalLM, transformers.AutoModelForMaskedLM, pictures
+        every: tuple[Any, ...] = (transformers.AutoModelForCausalLM, transformers.AutoModelForMaskedLM, pictures)
+        if whole.is_encoder_decoder:
+            every = transformers.AutoModelForSeq2SeqLM, transformers.AutoModelForSpeechSeq2Seq
         found = [auto for auto in every if type(self.config) in auto._model_mapping]
         named = getattr(whole, "architectures", None) or ()
         found.sort(key=lambda auto: not any(name in str(auto._model_mapping[type(self.config)]) for name in named))
-        number = getattr(self.config, "num_hidden_layers", None)
-        if not found or whole.is_encoder_decoder or not isinstance(number, int):
-            rule = f"{kind} is no model of one stack of layers that reads text or classifies pictures"
+        of_decoder = (name for name in ("num_decoder_layers", "decoder_layers") if hasattr(self.config, name))
+        self._length = next(of_decoder, "num_hidden_layers")
+        number = getattr(self.config, self._length, None)
+        if not found or not isinstance(number, int):
+            rule = f"{kind} is no model of layers that reads text or speech, or classifies pictures"
             raise ConfigError("target", f"{rule}: {OTHERWISE} works")
         self._auto, self.number, self.order = found[0], number, Order(0, number)
         self.letters = ("b",) if found[0] is pictures else ("s", "b")
         with load_model.tensors_for(True):
             model, _ = load_model.built_model(self.factory(), {"s": 2, "b": 2, "l": 1}, "bfloat16")
         layers = model.get_submodule(lists_of_layers(model, number)[0])
-        self.order = order_of([_kind(layer) for layer in layers.children()])
+        order = order_of([_kind(layer) for layer in layers.children()])
+        self.order = Order(order.first, order.period, whole.is_encoder_decoder)
         positions = getattr(self.config, "max_position_embeddings", None) or LARGEST_SIZE
         self.positions = positions if _has_rows(model, positions, self.config) else LARGEST_SIZE
 
@@ -93,19 +99,21 @@ class ConfigModel:
             for name, values in vars(own).items():
                 if isinstance(values, (list, tuple)) and len(values) == self.number:
                     setattr(own, name, [values[self.order.place(i)] for i in range(layers)])
-            own.num_hidden_layers = layers
+            setattr(own, self._length, layers)
             if getattr(own, "num_blocks", None) == self.number:  # another name of it, as xLSTM has
                 own.num_blocks = layers
-            own.use_cache, own.bos_token_id, own.eos_token_id = False, 0, 0
-            with contextlib.suppress(Exception):  # some must have a number
-                own.pad_token_id = None
+            own.use_cache, own.bos_token_id, own.eos_token_id, own.decoder_start_token_id = False, 0, 0, 0
+            with contextlib.suppress(Exception):  # some must have a number, as a decoder whose input has this in front
+                own.pad_token_id = 0 if own.is_encoder_decoder else None
             if "s" not in self.letters:
-                size = own.image_size
-                height, width = (size, size) if isinstance(size, int) else size
-                pictures, labels = torch.randn(b, own.num_channels, height, width), torch.zeros(b, dtype=torch.long)
+                sides = (own.image_size,) * 2 if isinstance(own.image_size, int) else own.image_size
+                pictures, labels = torch.randn(b, own.num_channels, *sides), torch.zeros(b, dtype=torch.long)
                 return self._auto.from_config(own), {"pixel_values": pictures, "labels": labels}
             own.vocab_size = vocab_size or own.vocab_size
             ids = torch.randint(0, own.vocab_size, (b, s))
+            if hasattr(own, "num_mel_bins"):  # it reads speech, always of this length
+                features = torch.randn(b, own.num_mel_bins, 2 * own.max_source_positions)
+                return self._auto.from_config(own), {"input_features": features, "labels": ids}
             return self._auto.from_config(own), {"input_ids": ids, "labels": ids}
 
         return made
@@ -113,7 +121,7 @@ class ConfigModel:
     def _numbers(self, names: Sequence[str]) -> set[int]:
         """Collect the whole numbers that the configuration has under these names, for any of its layers."""
         layers = getattr(self.config, "per_layer_config", None)  # transformers has it from 5 on
-        configs = [layers[i] for i in range(self.number)] if layers else [self.config]
+        configs = [*layers] if layers else [self.config]
         return {number for one in configs for name in names if isinstance(number := getattr(one, name, None), int)}
 
     def limits(self, s: int) -> tuple[int, int]:
@@ -130,10 +138,9 @@ class ConfigModel:
             multiple: the lengths must be multiples of this.
         """
         shortest, longest = self.limits(s)
-        chunks = self._numbers(_CHUNKS)
-        step = math.lcm(multiple, *chunks)
-        step *= -(-shortest // step) if shortest > 2 else 1
-        return step if _LONGEST_RUN * step <= longest and s % math.lcm(multiple, *chunks) == 0 else 0
+        chunk = math.lcm(multiple, *self._numbers(_CHUNKS))
+        step = chunk * -(-shortest // chunk) if shortest > 2 else chunk
+        return step if _LONGEST_RUN * step <= longest and s % chunk == 0 else 0
 
 
 def lists_of_layers(model: nn.Module, number: int) -> list[str]:

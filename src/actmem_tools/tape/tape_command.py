@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from actmem.config import ConfigError
-from actmem_tools.command_line import Parser, write
+from actmem_tools.command_line import Parser, writable, write
 from actmem_tools.tape.evaluate import Reading, Tape, formula_text, parsed_sizes
 
 _HELP = """
@@ -26,10 +26,8 @@ def _parser() -> Parser:
     parser = Parser("tape", what, epilog=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target", help="file.py:factory or pkg.module:factory to solve, or the file of a tape to read")
     parser.add_argument("--letters", metavar="s,b,h,…", help="the sizes to solve for")
-    parser.add_argument(
-        "--dtype", default="", help="of weights and floating inputs: float32, bfloat16, float16, float64"
-    )
-    parser.add_argument("--out", metavar="FILE", help="where the tape goes")
+    parser.add_argument("--dtype", default="", help="of weights and floating inputs, as bfloat16")
+    parser.add_argument("--out", metavar="FILE", type=writable, help="where the tape goes")
     parser.add_argument("--at", metavar="s=200,b=3,…", help="the sizes to read a tape at")
     parser.add_json("the reading")
     return parser
@@ -45,7 +43,6 @@ def _solve(options: argparse.Namespace) -> int:
         raise ConfigError("letters", "solve first, then read the file with --at")
     if not options.out:
         raise ConfigError("out", "give a file for the tape")
-    Path(options.out).open("a", encoding="utf-8").close()  # fail now if it can't be written, not after all runs
     from actmem_tools.tape.model_tape import model_tape  # needs torch
     from actmem_tools.tape.solver import parsed_letters
 
@@ -70,9 +67,7 @@ def _read(options: argparse.Namespace) -> int:
     result = reading_as_object(sizes, tape.at(sizes))
     if options.json:
         write(options.json, json.dumps(result, ensure_ascii=False, indent=1) + "\n")
-    if options.json == "-":
-        return 0
-    for name in ("kept", "peak"):
+    for name in ("kept", "peak") if options.json != "-" else ():
         print(f"{name} {result[f'{name}_bytes']:,} B")
         for term, size in sorted(result[name].items(), key=lambda row: -row[1])[:10]:
             print(f"  {size:>18,}  {term}")

@@ -136,7 +136,7 @@ class OwnModel:
             longest = f" to {blocks.longest:,}" if blocks.longest < LARGEST_SIZE else " on"
             found.append(f"It holds for sequences from {blocks.shortest:,}{longest} tokens; others run otherwise.")
         if blocks.order.after_encoder:
-            found.append("The encoder runs as configured and saves everything; it reads s tokens, or speech of its own length.")
+            found.append("The encoder runs as configured and saves all, on s tokens or speech of its own length.")
         elif blocks.order != Order():
             first = f"the first {blocks.order.first} once, " if blocks.order.first else ""
             found.append(f"Its layers are of several kinds: {first}then {blocks.order.period} again and again.")

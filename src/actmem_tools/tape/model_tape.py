@@ -279,16 +279,18 @@ def solved_blocks(
         return _Model(factory, {_BLOCKS: recomputed + saving}, dtype, partial(prepare, part, recomputed))
 
     @cache
-    def solved(part: str, recomputed: int, saving: int) -> Tape:
+    def solved(part: str, recomputed: int, saving: int, only: tuple[str, ...] | None) -> Tape:
         show_progress(f"solving {recomputed + saving} blocks, of which {recomputed} run again")
         with load_model.tensors_for(fake), gpu_kernels_on_cpu():
-            return model_of(part, recomputed, saving).tape(runs, known)
+            return model_of(part, recomputed, saving).tape(replace(runs, only=only), known)
 
-    def tape(part: str, recomputed: int, saving: int) -> Tape:
-        found_tape = solved(part if recomputed else parts[0], recomputed, saving)
+    def tape(part: str, recomputed: int, saving: int, is_one: bool) -> Tape:
+        # Few plans ask for all tapes both at b = 1 and above.  The first one has both: on it formulas are found.
+        only = (("b",) if is_one else ()) if config and (recomputed, saving) != (0, 1) else None
+        found_tape = solved(part if recomputed else parts[0], recomputed, saving, only)
         if recomputed and saving and part not in checked:
             checked.add(part)
-            check(models[part], 3, 2, part)
+            check(models[part], 2, 2, part, {**sizes, "b": 1 if is_one else max(2, sizes["b"])})
         return found_tape
 
     @cache
@@ -296,7 +298,7 @@ def solved_blocks(
         with load_model.tensors_for(fake), gpu_kernels_on_cpu():
             return model_of(part, recomputed, saving).names(runs, ones)
 
-    def check(model: BlockModel, recomputed: int, saving: int, part: str) -> None:
+    def check(model: BlockModel, recomputed: int, saving: int, part: str, sizes: Mapping[str, int] = sizes) -> None:
         if config:  # a model with fewer blocks is solved here too: what it raises, ``_solved_config`` can mend
             saving = min(saving, config.num_blocks)
             recomputed = min(recomputed, config.num_blocks - saving)
@@ -413,7 +415,8 @@ def _solved_config(
         rules, held = ({"s": (step, ())}, {}) if step else ({}, {"s": s})
         models = solved_blocks(factory, config.letters, rules, dtype, "b", parts, asked, lora, config, held, fake=True)
         shortest, longest = config.limits(s) if step else (s, s)
-        return {part: replace(model, shortest=shortest, longest=longest) for part, model in models.items()}
+        in_chunks = partial(replace, shortest=shortest, longest=longest, multiple=multiple if step else 1)
+        return {part: in_chunks(model) for part, model in models.items()}
 
     # A layer that loops over its tokens has no formula, and each run at a real length would take minutes.
     if s > 128:
@@ -421,7 +424,8 @@ def _solved_config(
             few, many = (len(run_factory(factory, {"s": n, "b": 1, _BLOCKS: 1}, dtype)) for n in (64, 128))
         if (many - few) * s // 64 > _MOST_EVENTS:
             raise ConfigError("target", f"operations grow with s: {few:,} at 64, {many:,} at 128; {OTHERWISE} works")
-    step = config.step(s, LOSS_CHUNKS if LOSS_CODE[loss] else 1)
+    multiple = config.multiple(LOSS_CHUNKS if LOSS_CODE[loss] else 1)
+    step = config.step(s, multiple)
     try:
         return solved_with(step), dict(asked), config.num_blocks
     except NoFormula:

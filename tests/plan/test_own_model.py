@@ -49,11 +49,8 @@ def peak(factory, sizes, layers, code, is_first=True):
 
     is_first: of the step; else beside gradients too, those of an earlier one.
     """
-
-    def prepare(model):
-        exec(textwrap.dedent(code), {"model": model, "torch": torch})
-
-    events = run_factory(factory, {**sizes, "l": layers}, "bfloat16", prepare=prepare, is_first=is_first)
+    code = textwrap.dedent(code)
+    events = run_factory(factory, {**sizes, "l": layers}, "bfloat16", code=code, is_first=is_first)
     return max(live for event, live, _ in moments(events) if isinstance(event, Run))
 
 

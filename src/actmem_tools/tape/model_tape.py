@@ -48,8 +48,6 @@ from actmem_tools.tape.solver import (
 )
 
 Factory = Callable[..., Any]
-#: Changes a model before it runs.
-Prepare = Callable[[nn.Module], object]
 #: Takes sizes and options of ``run_factory``, runs a model once, and returns the events.
 RunModel = Callable[..., list[Event]]
 #: The letter of the number of blocks.
@@ -79,10 +77,6 @@ def model_tape(
     if dtype:
         check_choice("dtype", dtype, tuple(load_model.DTYPES))
     return tape_of(load_model.load_factory(target), Runs(letters, rules), fixed, dtype)
-
-
-def _as_it_is(model: nn.Module) -> None:
-    """Change nothing."""
 
 
 def _names(run: RunModel, runs: Runs, ones: Sequence[str]) -> dict[int, str]:
@@ -163,7 +157,7 @@ def run_factory(
     sizes: Mapping[str, int],
     dtype: str = "",
     names: dict[int, str] | None = None,
-    prepare: Prepare = _as_it_is,
+    code: str = "",
     is_first: bool = False,
 ) -> list[Event]:
     """Make a model, run one microbatch, forward and backward, and return the events.
@@ -174,13 +168,13 @@ def run_factory(
         dtype: of weights and floating-point inputs; "" for those that the factory makes.
         names: if given, only forward runs, and this dict gets the ledger's names of what autograd saves, by the
             numbers of the storages.
-        prepare: changes the model before it runs.
+        code: Python that changes ``model`` before it runs.
         is_first: whether it is the first microbatch of a step (see ``record.record_step``).
 
     Raises: ConfigError if the model doesn't run.
     """
     model, inputs = _built(factory, sizes, dtype)
-    prepare(model)
+    exec(code, {"model": model, "torch": torch})
 
     def forward(recorder: Recorder):
         if names is None:
@@ -261,9 +255,8 @@ def solved_blocks(
         code = recompute_code(path, order.num_layers(recomputed), part)
 
         def run(sizes: Mapping[str, int], **options: Any) -> list[Event]:
-            all_sizes, prepare = {**sizes, _BLOCKS: recomputed + saving}, lambda model: exec(code, {"model": model})
             with load_model.tensors_for(fake), gpu_kernels_on_cpu():
-                return run_factory(factory, all_sizes, dtype, prepare=prepare, **options)
+                return run_factory(factory, {**sizes, _BLOCKS: recomputed + saving}, dtype, code=code, **options)
 
         return run
 

@@ -456,8 +456,7 @@ class _Fit:
     """
 
     def __init__(self, runs: list[dict[str, int]], letters: Sequence[str], rules: Rules):
-        self._runs, self._letters = runs, list(letters)
-        self._multiples = {letter: number for letter, (number, _) in rules.items()}
+        self._runs, self._letters, self._rules = runs, list(letters), rules
         logs = np.array([[1.0] + [math.log(run[x]) for x in letters] for run in runs])
         # A letter that letters before it give in all runs, as r = s·b·x, would leave the powers open: it gets none.
         ranks = [np.linalg.matrix_rank(logs[:, : i + 1]) for i in range(len(letters) + 1)]
@@ -543,7 +542,7 @@ class _Fit:
         target = np.array([float(x) for x in targets])
         columns = np.array([[float(self._value(p, run)) for p in candidates] for run in self._runs])
         # A letter that is a multiple of 256 counts chunks of 256: of these the coefficients are simple numbers.
-        units = [self._value(p, {x: self._multiples.get(x, 1) for x in p}) for p in candidates]
+        units = [self._value(p, {x: self._rules.get(x, (1, ()))[0] for x in p}) for p in candidates]
         scale = np.abs(columns).max(axis=0)
         unit = columns / scale
         # As many monomials as runs would fit any sizes, and one fewer fits some sizes by accident.

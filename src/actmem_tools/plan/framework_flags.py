@@ -47,11 +47,11 @@ def settings_lines(framework: str, model: PlannedModel, plan: Plan, global_batch
 
     Args:
         framework: "Megatron-LM", "torchtitan" or "Hugging Face".
-        model: what the plan trains.
+        model: the model that the plan trains.
         plan: the plan.
-        global_batch_size: sequences of one step.
+        global_batch_size: sequences in one step, on all ranks together.
 
-    Returns: lines to paste; or one line, a comment with the reason, if the framework can't run the plan.
+    Returns: lines to paste; or, if the framework can't run the plan, one line: a comment with the reason.
     """
     lack = LACKS[framework](model, plan.layout, plan.recompute)
     return [f"# it can't run this plan: {lack}"] if lack else _SETTINGS[framework](model, plan, global_batch_size)
@@ -231,7 +231,8 @@ def hugging_face_config(model: PlannedModel) -> dict:
 
     Returns: the fields of a ``config.json``, with ``model_type``, as arguments of ``AutoConfig.for_model``.
 
-    Raises: ConfigError if transformers has no such model, or if the model has experts, whose layers can't be solved.
+    Raises: ConfigError if transformers has no such model, or if the model has experts, for which this library has no
+        formulas of transformers' layers.
     """
     shape = model.shape
     if not isinstance(shape, LlamaShape):

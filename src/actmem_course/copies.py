@@ -33,10 +33,11 @@ def notebook_files() -> dict[str, bytes]:
 
 
 def make(folder: Path, given: dict[str, bytes]) -> list[str]:
-    """Copy what isn't in ``folder`` yet, and return the paths of these copies.
+    """Write the files that aren't in ``folder`` yet, and return their paths.
 
     Args:
-        given: the contents by path in ``folder``.
+        folder: where to write them.
+        given: the content of each file by its path below ``folder``.
     """
     missing = [name for name in given if not os.path.lexists(folder / name)]
     for name in missing:
@@ -55,13 +56,13 @@ def set_aside(path: Path) -> Path:
 
 
 def typed(path: Path) -> str:
-    """Return a path as one types it in a shell from here: relative if it is below the working directory, and quoted."""
+    """Return a path in the form to type in a shell: quoted, and relative if it is below the working directory."""
     path = path if path.is_absolute() else Path.cwd() / path
     return shlex.quote(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
 
 
 def main() -> int:
-    """Make the copies that the command line asks for, and print where they are."""
+    """Make the copies that the command line asks for, and print their paths.  Returns the exit code."""
     parser = LabParser(
         prog="actmem_course.copies", description="Make your own copies of the labs and notebooks, in my/."
     )

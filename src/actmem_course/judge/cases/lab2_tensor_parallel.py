@@ -58,7 +58,7 @@ def row_parallel_linear(r: CaseRun) -> None:
 
 
 def split_attention(r: CaseRun) -> None:
-    """Any assignment of whole heads to ranks is right, so what counts is the sum over the ranks."""
+    """Test the sum of all ranks' results, because any assignment of whole heads to ranks is right."""
     here = 2
     heads = here * r.t
     h = 4 * heads  # so that splitting a rank's part into all heads, a mistake, runs

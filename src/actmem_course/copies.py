@@ -1,7 +1,6 @@
-"""A learner's own copies of the labs and notebooks, in ``my/``: ``make labs`` and the first step of ``make course``.
+"""Copy the labs and notebooks to ``my/``, where a learner works on them (``make labs``, ``make course``).
 
-What is in ``my/`` belongs to the learner: a copy is made once. ``--fresh`` makes a new copy and keeps the old one under
-another name. Only this code writes copies.
+Each file is copied once and never overwritten: ``--fresh`` renames the learner's file and makes a new copy.
 """
 
 import argparse
@@ -23,12 +22,12 @@ MINE = (LABS.parent if LABS.is_dir() else Path.cwd()) / "my"
 
 
 def lab_files() -> dict[str, bytes]:
-    """Return the labs as a learner gets them, by their path in ``my/``."""
+    """Return the content of each lab's exercise file, by its path in ``my/``."""
     return {f"labs/{name}.py": lab_source(name).encode() for name in lab_names()}
 
 
 def notebook_files() -> dict[str, bytes]:
-    """Return the chapters by their path in ``my/``; there are none without a checkout."""
+    """Return the content of each chapter, by its path in ``my/``; an installed package without a checkout has none."""
     return {f"notebooks/{path.name}": path.read_bytes() for path in sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))}
 
 

@@ -26,13 +26,13 @@ from torch.autograd import Function
 
 # given: the dtype to compute in
 def wide(x: Tensor) -> Tensor:
-    """x converted to float32; a float64 tensor stays as it is."""
+    """x in float32, or as it is in float64."""
     return x if x.dtype is torch.float64 else x.float()
 
 
 # given: what 10.3 runs in tiles
 def mlp(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
-    """An MLP without biases: down(gelu(up(x))).  x: [..., h]; up: [f, h]; down: [h, f].  Returns [..., h]."""
+    """x: [..., h]; up: [f, h]; down: [h, f].  Returns [..., h]."""
     return F.linear(F.gelu(F.linear(x, up)), down)
 
 
@@ -67,7 +67,6 @@ def lora_linear(x: Tensor, weight: Tensor, a: Tensor, b: Tensor, alpha: float) -
         weight: [o, h], in the dtype of x, frozen.
         a: [r, h], in the dtype of wide(x).
         b: [o, r], in the dtype of wide(x).
-        alpha: the adapter's scale.
 
     Returns:
         [s, b, o].  x, a and b get gradients of their own dtypes (those of a and b may be rounded to the dtype of x
@@ -83,15 +82,14 @@ def lora_linear(x: Tensor, weight: Tensor, a: Tensor, b: Tensor, alpha: float) -
 def tiled_mlp(x: Tensor, up: Tensor, down: Tensor, tile: int) -> Tensor:
     """mlp(x, up, down), for ``tile`` positions of the sequence at a time.
 
-    In forward and backward at most four tensors of shape [tile, b, f] are alive at once, and besides these at most
-    three of the size of x, three of up and three of down.  Forward and backward together run matmuls of at most
-    8·s·b·h·f multiply-adds; mlp runs 6·s·b·h·f.
+    In forward and backward at most four tensors [tile, b, f] are alive at once, beside three of each of x, up and
+    down.  At most 8 matmuls of s·b·h·f run, where mlp runs 6.
 
     Args:
         x: [s, b, h].
         up: [f, h].
         down: [h, f].
-        tile: how many positions a tile has; it need not divide s.
+        tile: positions; it need not divide s.
 
     Returns:
         [s, b, h].  Gradients are as mlp gives them, those of up and down added up in the dtype of wide(up).

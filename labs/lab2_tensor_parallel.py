@@ -125,7 +125,7 @@ def split_attention(
 
 # 2.6: read “Columns, then rows”
 def mlp(x: Tensor, up_weight: Tensor, up_bias: Tensor, down_weight: Tensor, down_bias: Tensor, group) -> Tensor:
-    """The MLP of a layer: a linear from h to 4h, gelu, a linear from 4h to h.
+    """h → 4h, gelu, 4h → h.
 
     Args:
         x: [s, b, h], the same on every rank.
@@ -188,7 +188,7 @@ def vocab_parallel_cross_entropy(logits: Tensor, targets: Tensor, group) -> Tens
     Returns:
         [s, b], the same on every rank.
 
-    Collectives: together they carry three numbers per position; none carries logits.
+    Collectives: of three numbers per position, and of no logits.
     Source: 2205.05198 section 4.3.
     """
     raise NotImplementedError

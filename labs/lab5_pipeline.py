@@ -43,11 +43,10 @@ def one_forward_one_backward(pipeline_parallel_size: int, rank: int, num_microba
 def interleaved(
     pipeline_parallel_size: int, rank: int, num_model_chunks: int, num_microbatches: int
 ) -> list[tuple[str, int, int]]:
-    """What one rank does in a training step under the interleaved schedule, in order.
+    """The same with m ≥ 2 model chunks on each rank: chunk c of rank r is part c·p + r of the model.
 
-    Each rank has m ≥ 2 model chunks: chunk c of rank r is part c·p + r of the model.  p microbatches go through chunk
-    0, then the same p through chunk 1, and so on, then the next p; backward goes through the chunks in reverse order.
-    Sends take no time here, so a shorter warm-up, which would not hide their time, passes too.
+    p microbatches go through chunk 0, then the same p through chunk 1, and so on, then the next p; backward in the
+    reverse order of chunks.  Sends take no time here, so a warm-up that doesn't hide them passes as well.
 
     Args:
         pipeline_parallel_size: p.
@@ -80,10 +79,10 @@ def how_many_fit(budget_bytes: int, in_flight: int, full_bytes: int, recomputed_
     """How many of the microbatches in flight can save everything, if the others are recomputed.
 
     Args:
-        budget_bytes: the most bytes that all microbatches together may save.
-        in_flight: how many microbatches are in flight.
-        full_bytes: bytes of a microbatch that saves everything.
-        recomputed_bytes: bytes of a microbatch that is recomputed.
+        budget_bytes: what all of them together must not exceed.
+        in_flight: how many microbatches there are.
+        full_bytes: of a microbatch that saves everything.
+        recomputed_bytes: of a microbatch that is recomputed.
 
     Returns:
         At most in_flight; -1 if not even recomputing all of them fits.

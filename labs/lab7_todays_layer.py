@@ -42,7 +42,7 @@ def llama_layer_bytes(
 
     Args:
         seq_length, micro_batch_size, hidden_size, num_attention_heads: s, b, h, a.
-        num_key_value_heads: k.  t divides k, or k divides t; with t > k each rank holds one key and value head.
+        num_key_value_heads: k.  Of t and k one divides the other; with t > k each rank holds one key and value head.
         ffn_hidden_size, tensor_parallel_size: f, t.
 
     Returns:
@@ -57,7 +57,7 @@ def llama_layer_bytes(
 
 # given: the dtype to compute in
 def wide(x: Tensor) -> Tensor:
-    """x converted to float32; a float64 tensor stays as it is."""
+    """x in float32; float64 stays as it is."""
     return x if x.dtype is torch.float64 else x.float()
 
 
@@ -110,9 +110,10 @@ def split_grouped_heads(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """This rank's q_weight, k_weight, v_weight and projection_weight, for grouped-query attention.
 
-    Query head i reads key and value head i // (a/k).  Rank r of t takes a/t query heads, from r·a/t on, and the key
-    and value heads that these read, no others.  t divides k, or k divides t; with t > k several ranks take the same
-    key and value head.
+    Query head i reads key and value head i // (a/k).  Rank r of t takes the query heads r·a/t and up, and the key
+    and value
+    heads that these read, no others: of t and k one divides the other, so with t > k several ranks take the same
+        head.
 
     Args:
         q_weight: [a·d, h], head after head; h need not be a·d.

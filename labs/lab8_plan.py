@@ -19,14 +19,15 @@ if __name__ == "__main__":
 
 # 8.1: read “What fits”
 def rank_state_bytes(num_parameters: int, data_parallel_size: int, zero_stage: int) -> dict[str, int]:
-    """Bytes that the fullest rank holds between two steps.
+    """Bytes that the fullest rank holds from step to step.
 
-    If the parameters don't divide evenly among the ranks, the fullest rank has one more.
+    Where parameters don't divide evenly, the fullest rank has one more.
 
     Args:
-        num_parameters: parameters of one rank after tensor and pipeline parallelism, before ZeRO shards them.
-        data_parallel_size: how many data-parallel ranks shard them.
-        zero_stage: what is sharded: 0 nothing, 1 the optimizer states, 2 the gradients too, 3 the weights too.
+        num_parameters: of one rank after tensor and pipeline parallelism.
+        data_parallel_size: how many ranks divide them.
+        zero_stage: 0 divides nothing among the data-parallel ranks, 1 the optimizer states, 2 gradients as well, 3
+            weights as well.
 
     Returns:
         Bytes of "weights", "gradients" and "optimizer states".
@@ -43,11 +44,11 @@ def largest_micro_batch_size(
     """The largest microbatch that fits on the first of p stages under 1F1B.
 
     Args:
-        memory_bytes: the memory of one GPU; a stage that takes exactly this much fits.
-        fixed_bytes: bytes that don't grow with the microbatch.
-        bytes_per_sequence: bytes that the stage's layers save for one sequence, from its forward to its backward.
+        memory_bytes: a stage that takes exactly so much fits.
+        fixed_bytes: what doesn't grow with the microbatch.
+        bytes_per_sequence: what the stage's layers save of one sequence until its backward.
         pipeline_parallel_size: p.
-        sequences: how many sequences this rank processes in a step; they are split into microbatches of equal size.
+        sequences: of one step, on this rank; they are split into whole microbatches of one size.
 
     Returns:
         Sequences in a microbatch; 0 if none fits.

@@ -25,7 +25,7 @@ from torch.autograd import Function
 
 # given: the dtype to compute in
 def wide(x: Tensor) -> Tensor:
-    """x converted to float32; a float64 tensor stays as it is."""
+    """x in float32; float64 stays as it is."""
     return x if x.dtype is torch.float64 else x.float()
 
 

@@ -56,19 +56,17 @@ class Ranks:
 
 
 def check_ranks(args: argparse.Namespace, script: str) -> int:
-    """Decide how many ranks run the lab, and set ``args.device`` to "cpu" or "cuda".
+    """Return how many ranks there will be, and set ``args.device`` to "cpu" or "cuda" for all of this host's ranks.
 
-    If the lab needs several ranks and they haven't been started yet (--ranks, or several GPUs), it starts them as
-    subprocesses, waits for them, and ends this process with their exit code. It then doesn't return.
+    If the ranks have not been started yet, with --ranks or on GPUs, it starts them, waits, and ends this process with
+    their exit code: then it does not return.
 
     Args:
-        args: parsed options of ``add_rank_arguments``; ``args.device`` is changed.
+        args: parsed options of ``add_rank_arguments``.
         script: the lab's file name.
 
-    Returns: the number of ranks.
-
     Raises:
-        ConfigError: The options contradict the way in which the lab was started (torchrun or not).
+        ConfigError: the arguments and the way in which the lab was started do not fit.
     """
     started = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -93,15 +91,16 @@ def check_ranks(args: argparse.Namespace, script: str) -> int:
 
 @contextmanager
 def ranks(args: argparse.Namespace, real_tensors: bool = False) -> Iterator[Ranks]:
-    """Make a context in which this process has joined the process group: NCCL, gloo, or a fake one if emulated.
+    """Join the process group (NCCL on GPUs, gloo on CPUs, fake when emulated) and leave it at the end.
 
-    If the block raises, the group isn't destroyed: NCCL could wait for the other ranks, which wait for this one.
+    After an error in the block the group stays: destroying NCCL's may wait for the other ranks, which wait for this
+    one.
 
     Args:
-        args: parsed options of ``add_rank_arguments``, after ``check_ranks``.
-        real_tensors: whether an emulated rank uses real tensors on a CPU too, as it must when it is timed.
+        args: parsed options of ``add_rank_arguments``, which ``check_ranks`` has seen.
+        real_tensors: an emulated rank uses real tensors on a CPU too, which it needs to be timed.
 
-    Yields: this rank, as ``Ranks``.
+    Yields: all ranks, as seen from this one.
     """
     if args.emulate is not None:
         # Loaded only here: real ranks don't need it, and a lab's --help should not wait for it.

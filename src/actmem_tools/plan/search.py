@@ -187,9 +187,9 @@ def _static(model: PlannedModel, layout: Parallel, pipeline_rank: int) -> Iterat
 
 
 def static_rows(model: PlannedModel, layout: Parallel, pipeline_rank: int) -> dict[str, list[Row]]:
-    """List the rows of a rank's bill that don't depend on recomputation.
+    """List the part of a rank's bill that doesn't depend on recomputation.
 
-    Returns: rows by part of the bill: "weights", "gradients", "optimizer states" and "communication buffers".
+    Returns: the rows by part: "weights", "gradients", "optimizer states" and "communication buffers".
     """
     parts: dict[str, list[Row]] = {
         part: [] for part in ("weights", "gradients", "optimizer states", "communication buffers")

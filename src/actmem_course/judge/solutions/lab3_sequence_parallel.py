@@ -163,7 +163,7 @@ def shard_keeping_linear(x: Tensor, weight: Tensor, bias: Tensor, group) -> Tens
         [s, b, out/t].
 
     Collectives: one all-gather in forward, one all-gather and one reduce-scatter in backward.
-    Saves: x.  weight doesn't count, because it exists anyway.
+    Saves: x; weight doesn't count, which is there anyway.
     Source: 2205.05198 section 4.2.2.
     """
     return _ShardKeeping.apply(x, weight, bias, group)
@@ -194,7 +194,7 @@ def sum_partial_gradients(w: LayerWeights, group) -> None:
     Args:
         w: the weights of layer; w.named() is a dict of all twelve by name.
 
-    Collectives: they carry the partial gradients and nothing else.
+    Collectives: of the partial gradients, and of no others.
     Source: 2205.05198 section 4.2.2.
     """
     for name in ("norm1_weight", "norm1_bias", "projection_bias", "norm2_weight", "norm2_bias", "down_bias"):
@@ -209,7 +209,7 @@ def dropout_generators(seed: int, sequence_parallel: bool, device, group) -> tup
     independently.  Leave torch's default generator alone.
 
     Args:
-        seed: the same seed gives the same numbers, another seed other numbers.
+        seed: another seed gives other numbers, the same seed the same.
         sequence_parallel: without it, block works on [s, b, h] that is the same on every rank; with it, on this
             rank's [s/t, b, h].
         device: for torch.Generator(device).

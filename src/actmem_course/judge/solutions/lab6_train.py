@@ -33,9 +33,7 @@ MAX_NORM = 1.0
 
 # given: the data of a step
 def batch(text: Tensor, step: int, seq_length: int, batch_size: int) -> tuple[Tensor, Tensor]:
-    """Inputs and next-token targets of one step.
-
-    They depend on the step only, not on the rank: all ranks of a tensor-parallel group work on the same batch.
+    """Inputs and next-token targets, by step alone: the ranks of a tensor-parallel group work on the same batch.
 
     Args:
         text: [length], token ids.
@@ -83,7 +81,7 @@ def gradient_norm(model: GPT) -> float:
     Returns:
         The norm, a float.
 
-    Collectives: one, which carries a single number, is enough.
+    Collectives: one of a single number is enough.
     Source: 2205.05198 section 4.2.1 shards the parameters.
     """
     cut = whole = next(model.parameters()).new_zeros((), dtype=torch.float64)
@@ -108,9 +106,7 @@ def training_step(
     gradients are partial until reduce_partial_gradients(model, model.tp).
 
     Args:
-        model: the model.
-        optimizer: updates the parameters of model.
-        microbatches: for each microbatch its tokens and its targets, [b, s] both.
+        microbatches: tokens and targets of each, [b, s].
         max_norm: a gradient whose norm is larger is scaled down to it.
 
     Returns:

@@ -43,7 +43,7 @@ def lab_source(name: str) -> str:
 
 
 def with_readings(lab: Lab, source: str) -> str:
-    """Add to an exercise file which chapter to read, and at each exercise which section of it."""
+    """Insert into an exercise file which chapter to read, and above each exercise which section of it."""
     elsewhere = {task.number: f" in notebooks/{task.chapter}.ipynb" for task in lab.exercises if task.chapter}
     at = {task.number: f"“{task.section}”{elsewhere.get(task.number, '')}" for task in lab.exercises}
     read = f"Read notebooks/{lab.chapter}.ipynb first; each exercise names its section.\n\n"

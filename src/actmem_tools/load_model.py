@@ -187,7 +187,7 @@ def gradient_note(names: Iterable[str]) -> str:
 def run_forward(model: nn.Module, inputs: Any) -> Any:
     """Run a model's forward, ``model(*inputs)`` or ``model(**inputs)``, and return its output.
 
-    Raises: ConfigError if it raises.
+    Raises: ConfigError if the model's forward raises any exception.
     """
     args, kwargs = arguments_of(inputs)
     try:

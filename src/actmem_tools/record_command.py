@@ -41,7 +41,7 @@ _NO_CUDA = (
 
 
 def main(argv: list[str]) -> int:
-    """Run ``actmem record``.  Returns the exit code: 2, after one line on standard error, on bad input."""
+    """Run ``actmem record`` with these options.  Returns the exit code: 0, or 2 on bad input after one line of error."""
     return _parser().run(argv, _run)
 
 

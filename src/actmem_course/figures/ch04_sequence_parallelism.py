@@ -1,4 +1,4 @@
-"""Chapter 4: what sequence parallelism leaves on a rank, a ring collective step by step, and QKV's backward pass."""
+"""Chapter 4: what a rank saves with sequence parallelism, a ring collective step by step, and QKV's backward pass."""
 
 from collections.abc import Sequence
 

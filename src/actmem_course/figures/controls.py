@@ -46,22 +46,47 @@ class Control:
 
 
 def slider(letter: str, meaning: str, smallest: int, largest: int, step: int, start: int) -> Control:
-    """Make a slider over whole numbers, labelled ``s: tokens``. Arrow keys move it by ``step``."""
+    """Make a slider over whole numbers. Arrow keys move it by ``step``.
+
+    Args:
+        letter, meaning: The label's two parts, such as "s" and "tokens".
+        smallest, largest: The ends of the slider.
+        step: The distance between two values.
+        start: The first value shown.
+    """
     return Control(f"{letter}: {meaning}", range(smallest, largest + 1, step), start, RANGE)
 
 
 def steps(letter: str, meaning: str, values: Sequence[int] | Callable[..., Sequence[int]], start: int) -> Control:
-    """Make a slider that stops at ``values`` only; arrow keys move it one stop."""
+    """Make a slider that stops at some values only. Arrow keys move it from one value to the next.
+
+    Args:
+        letter, meaning: The label's two parts, such as "t" and "ranks".
+        values: The values; or a function of earlier controls that returns them (see ``Control``).
+        start: The first value shown.
+    """
     return Control(f"{letter}: {meaning}", values, start, STOPS_ONLY)
 
 
 def play(letter: str, meaning: str, values: Sequence[int] | Callable[..., Sequence[int]], start: int) -> Control:
-    """Make a slider with a button that moves it by itself, one stop after the other."""
+    """Make a slider with a button that plays it: the slider then moves by itself from one value to the next.
+
+    Args:
+        letter, meaning: The label's two parts, such as "step" and "of the ring".
+        values: The values; or a function of earlier controls that returns them (see ``Control``).
+        start: The first value shown.
+    """
     return Control(f"{letter}: {meaning}", values, start, PLAY)
 
 
 def choice(meaning: str, names: Sequence, start: Any) -> Control:
-    """Make a row of buttons, one for each name; one of them is selected."""
+    """Make a row of buttons of which one is selected.
+
+    Args:
+        meaning: The label.
+        names: The buttons' texts, which are the control's values too.
+        start: The one that is selected first.
+    """
     return Control(meaning, list(names), start, BUTTONS)
 
 

@@ -81,7 +81,13 @@ class LiveCell:
 
     @classmethod
     def reveal(cls, question: Question, panel: LiveCell, **shows: Any) -> LiveCell:
-        """Make a cell with a question above a panel. When the reader answers, the controls move to ``shows``."""
+        """Make a cell with a question above a panel.
+
+        Args:
+            question: The question.
+            panel: The figures and controls.
+            shows: Values by control, to which the controls move when the reader has answered.
+        """
         return cls(panel.moves, question, shows)
 
     def state(self) -> dict:

@@ -37,7 +37,7 @@ TERMS = {line.pop("term"): Term(**line) for line in table_rows("terms.tsv", __pa
 
 
 def term_of(row: Row) -> Term:
-    """Return the entry of a row's tensor; for a row that the paper leaves out, a Term made of the row's reason."""
+    """Return the ``Term`` of a row's tensor; for a row that the paper leaves out, one made of the row's own reason."""
     return TERMS.get(row.term) or Term("extra", why=row.extra)
 
 

@@ -63,8 +63,9 @@ class Judge:
     def judge(self, exercise: Exercise) -> Verdict:
         """Judge an exercise on all ranks.
 
-        If the function calls functions of other exercises that haven't passed, these are replaced by ours, so that only
-        mistakes of this exercise count.  If it is right then, its status is "blocked" until the other exercises pass.
+        If the function calls functions of other exercises that haven't passed, our solution's functions run in their
+        place, so that only mistakes of this exercise count.  If it is right then, its status is "blocked" until the
+        other exercises pass.
         """
         self._judged.add(exercise.number)
         for other in self._unproven(exercise):  # it may be right, and nobody asked for its verdict yet

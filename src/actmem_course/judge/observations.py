@@ -292,8 +292,7 @@ class TensorSeen(Observation):
     def equal(self, found: Tensor, right: Tensor) -> bool:
         """Return whether a tensor of the right shape and dtype has the right values, up to rounding.
 
-        The allowed difference is ``tolerance`` times the largest value of ``right``, or ``tolerance`` if that is below
-        1.
+        The allowed difference is ``tolerance`` times the largest value of ``right``, and at least ``tolerance``.
         """
         return close(found, right, self.tolerance)
 

@@ -92,7 +92,7 @@ def judge_on_this_rank(lab: Lab, exercises: tuple[Exercise, ...], args: Namespac
 def verdicts_here(lab: Lab, exercises: tuple[Exercise, ...], names: dict, device: str) -> Iterator[Verdict]:
     """Judge exercises on this rank, together with the other ranks.
 
-    A function that doesn't pass is replaced by ours for the exercises after it.
+    A function that doesn't pass is replaced by that of our solution for the exercises after it.
 
     Args:
         lab: the lab.

@@ -43,7 +43,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Work:
-    """The code of one candidate.  A step runs ``backward(forward())``; then ``finish()`` cleans up and isn't timed."""
+    """Code to be timed.  One step runs ``backward(forward())``; after it ``finish()`` cleans up, which isn't timed."""
 
     forward: Callable[[], Any]
     backward: Callable[[Any], None]

@@ -112,7 +112,12 @@ def loss_bytes(b: int, t: int, vocab_size: int) -> dict[str, int]:
 
 
 def backward_bytes(b: int, t: int) -> int:
-    """Return the peak of the bytes that the last MLP's backward allocates: in its down projection, or in its gate."""
+    """Return the peak of the bytes that the last MLP's backward allocates: in its down projection, or in its gate.
+
+    Args:
+        b: sequences of the microbatch.
+        t: tensor-parallel ranks.
+    """
     sbh, sbf = 2 * _S * b * _H, 2 * _S * b * _F
     # The down projection: the output's gradient gathered, as the reduce-scatter's backward has it; the product's.
     matmul = sbh + sbf // t

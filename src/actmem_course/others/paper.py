@@ -126,6 +126,11 @@ def percent_of_peak(model_name: str, flops: int, seconds: float) -> float:
 
 
 def mfu_percent(model_name: str, seconds: float) -> float:
-    """Return the model FLOPs utilization of an iteration in percent, with the FLOPs of equation 7."""
+    """Return an iteration's model FLOPs utilization (MFU) in percent, with the FLOPs of the paper's equation 7.
+
+    Args:
+        model_name: a key of PAPER_MODELS.
+        seconds: seconds of the iteration.
+    """
     model = PAPER_MODELS[model_name]
     return percent_of_peak(model_name, eq7(model.shape, model.global_batch_size), seconds)

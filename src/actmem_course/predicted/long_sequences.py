@@ -79,7 +79,7 @@ def _peak(shape: LlamaShape, loss: str, tile: int | None = None, on_host: bool =
 
 
 def everything_kept(shape: LlamaShape) -> int:
-    """Return the bytes of activations on one GPU without any of the steps: no layer is recomputed.
+    """Return the bytes of activations on one GPU if no layer is recomputed, which is before all of ``long_steps``.
 
     The loss is computed from 16-bit logits. Weights, gradients and optimizer states don't count.
     """

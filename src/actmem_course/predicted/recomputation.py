@@ -65,8 +65,12 @@ def _frozen(held: Sequence[Sequence[Row]]) -> tuple[tuple[Row, ...], ...]:
 
 
 def fullest_bytes(shape: ModelShape, recompute: Recompute | str, parallel: Parallel = Parallel()) -> int:
-    """Return the peak of the bytes that a rank's layers save: all layers at the start of backward, one of them
-    recomputed.
+    """Return the peak bytes of a rank's layers in backward: what all layers have saved, and one recomputed layer.
+
+    Args:
+        shape: the model.
+        recompute: mode of recomputation.
+        parallel: how ranks share a layer.
     """
     all_bytes, kept = total(layer_rows(shape, parallel)), total(layer_rows(shape, parallel, recompute))
     return shape.num_layers * kept + (all_bytes - kept)

@@ -1,7 +1,7 @@
-"""``actmem plan``: the command line of both planners.
+"""``actmem plan``: the command line of two planners.
 
-One searches the layouts of a model that is known by name; the other plans a model in the user's own code, or in
-Hugging Face's.
+For a model known by name it searches layouts (``search``).  A model in the user's own code, or in Hugging Face's, is
+planned by ``own_model``.
 """
 
 import argparse
@@ -59,7 +59,11 @@ dropout too; a GPU's keeps a few bytes more.
 
 
 def plan_parser() -> Parser:
-    """Make the parser.  An option that only one planner takes is None unless it is given."""
+    """Make the command-line parser of ``actmem plan``.
+
+    Options that apply only to named models, or only to models in the user's own code, default to None, so that the
+    command can tell whether they were given.
+    """
     what = "Layouts of a training job that fit.\nOf a model of your own: whether it fits, and what makes it fit."
     parser = Parser("plan", what, epilog=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(

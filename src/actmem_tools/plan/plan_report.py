@@ -51,7 +51,7 @@ def as_object(request: Request, found: SearchResult) -> dict:
         fixed_sizes: what the sizes that the user fixed cost in time, in words; "" if none were fixed.
         bill: what the first plan's fullest rank holds: the "moment", "bytes", "lines" with "part", "term", "bytes" and
             "source" each, "allowance_bytes" and "free_bytes"; None if nothing fits.
-        refused: the smallest layouts that don't fit, each with "over_bytes", the bytes that it has too many.
+        refused: the smallest layouts that don't fit, each with "over_bytes": by how many bytes it is too large.
         settings: by framework, the lines to paste for the first plan.
     """
     model, cluster, batch = request.model, request.cluster, request.global_batch_size

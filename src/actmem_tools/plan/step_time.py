@@ -126,24 +126,38 @@ class Cluster:
         return self.memory_bytes - self.allowance_bytes
 
     def inside_node(self, ranks: int, stride: int) -> bool:
-        """Return whether all ranks of a group are in one node."""
+        """Return whether a group of ``ranks`` ranks, ``stride`` GPUs apart, is inside one node."""
         return ranks * stride <= self.per_node
 
     def link(self, ranks: int, stride: int) -> float:
-        """Return how many bytes a second each rank of a group sends in a ring collective.
+        """Return how many bytes per second each rank of a group sends in a ring collective.
 
         If the group spans nodes, the ring uses the network ports of all its members in a node at once.
+
+        Args:
+            ranks: how many ranks the group has.
+            stride: the distance between two of them, in GPUs.
         """
         node, port = self.device.node_bytes_per_second, self.device.network_bytes_per_second
         inside = self.inside_node(ranks, stride)
         return LINK_SHARE * (node if inside else min(node, max(1, self.per_node // stride) * port))
 
     def ring_seconds(self, ranks: int, stride: int) -> float:
-        """Return the seconds of an all-gather or a reduce-scatter per byte of the gathered tensor, without latency."""
+        """Return the seconds of an all-gather or a reduce-scatter per byte of the gathered tensor, without latency.
+
+        Args:
+            ranks: how many ranks the group has.
+            stride: the distance between two of them, in GPUs.
+        """
         return (ranks - 1) / ranks / self.link(ranks, stride)
 
     def latency(self, ranks: int, stride: int) -> float:
-        """Return the latency of one pass around a group's ring, in seconds: its time for a tensor of no size."""
+        """Return the latency of one pass around a group's ring in seconds: the time that even an empty tensor takes.
+
+        Args:
+            ranks: how many ranks the group has.
+            stride: the distance between two of them, in GPUs.
+        """
         nodes = -(-ranks // max(1, min(ranks, self.per_node // stride)))
         return RING_SECONDS + (ranks - nodes) * NODE_STEP_SECONDS + (nodes - 1) * NETWORK_STEP_SECONDS
 

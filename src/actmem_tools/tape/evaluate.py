@@ -266,7 +266,7 @@ class Tape:
         return [with_sizes(event, [values[i] for i in sizes_of(event)]) for event in chosen]
 
     def ones(self, sizes: Mapping[str, int]) -> tuple[str, ...]:
-        """Return the key of ``variants`` that applies at these sizes."""
+        """Return the key of ``variants`` that applies at these sizes, a tuple of letters that are 1."""
         ones = sorted(letter for letter in MAY_BE_ONE if sizes.get(letter) == 1)
         subsets = (subset for n in range(len(ones), -1, -1) for subset in combinations(ones, n))
         return next(subset for subset in subsets if subset in self.variants)

@@ -83,7 +83,7 @@ class Recorder(StepMode):
             self._storages.resized(storage)
 
     def note_state(self, state: Tensor) -> None:
-        """Record a random generator's state as a new storage, which must be told because no operation returns it."""
+        """Record a random generator's state as a new storage.  It is a call of its own, as no operation returns it."""
         for storage in storages_in([state]):
             self._begin(storage, GENERATOR_STATE)
 

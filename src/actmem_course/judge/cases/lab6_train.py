@@ -93,7 +93,7 @@ _NO_LIMIT, _LIMIT = 1e9, 1e-3
 
 
 def gradient_norm(r: CaseRun) -> None:
-    """Record the norm for a model with sequence parallelism, one with tensor parallelism only, and an unsharded one."""
+    """Test the gradient's norm of three models: with sequence parallelism, with tensor parallelism only, unsharded."""
     shape = small_shape(r)
     dense = GPT(shape, p=0.0, dtype=torch.float64, device=r.device)
     gradients = {name: r.same(*parameter.shape) for name, parameter in dense.named_parameters()}

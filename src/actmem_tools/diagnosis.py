@@ -163,7 +163,7 @@ _RULES: tuple[tuple[str, Callable[[Rows], Rows], Callable[[Rows], int], str], ..
 
 
 def main(argv: list[str]) -> int:
-    """Run ``actmem diff`` with these options.  Returns the exit code: 0, or 2 on bad input after one line of error."""
+    """Run ``actmem diff``.  Returns the exit code: 0, or 2 after one line of error on bad input."""
     parser = Parser("diff", "Compare two files of `record --json FILE`.")
     parser.add_argument("before")
     parser.add_argument("after")

@@ -41,7 +41,7 @@ _NO_CUDA = (
 
 
 def main(argv: list[str]) -> int:
-    """Run ``actmem record`` with these options.  Returns the exit code: 0, or 2 on bad input after one line of error."""
+    """Run ``actmem record``.  Returns the exit code: 0, or 2 after one line of error on bad input."""
     return _parser().run(argv, _run)
 
 

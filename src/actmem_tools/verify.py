@@ -111,9 +111,10 @@ def _part(model: PlannedModel, plan: Counted, ranks: _Ranks, layers: range) -> G
 
 
 def count_peak(model: PlannedModel, plan: Plan) -> Match:
-    """Compare the transient: the bytes that backward allocates at its peak, beyond what forward passes have saved.
+    """Compare prediction and measurement of the transient: the bytes that backward allocates at its peak.
 
-    An emulated rank runs the backward pass of one microbatch, with the plan's recomputation.
+    An emulated rank runs the backward pass of one microbatch, with the plan's recomputation.  What forward passes have
+    saved doesn't count.
 
     Returns: the transient's bytes in the bill of the plan's fullest rank, and the bytes counted in that run.
 

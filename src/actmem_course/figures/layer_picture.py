@@ -102,7 +102,7 @@ def layer_picture(
 
 
 def block_picture(blocks: Sequence[Block], title: str) -> Drawing:
-    """Draw saved tensors of one rank that a chapter has changed: ``layer_blocks``, some replaced or added.
+    """Draw any list of saved tensors on one rank: those of ``layer_blocks``, of which a chapter may change some.
 
     Args:
         blocks: The tensors, one for each row of the picture.

@@ -127,7 +127,16 @@ def _trace(kind: str, name: str, x: Iterable, y: Iterable, hover: str | None, mo
 
 
 def bars(name: str, names: Iterable, values: Iterable, fill: Fill, hover: str | None = None, **more: Any) -> dict:
-    """Return a plotly trace with a horizontal bar at each of ``names``."""
+    """Return a plotly trace of horizontal bars.
+
+    Args:
+        name: Its name in the legend.
+        names: The place of each bar on the y axis.
+        values: The length of each bar.
+        fill: Colour and pattern of the bars.
+        hover: Their hover text, plotly's ``hovertemplate``; None: there is none.
+        more: Further properties of the trace.
+    """
     return _trace("bar", name, values, names, hover, {"orientation": "h", "marker": fill.marker(), **more})
 
 
@@ -169,7 +178,18 @@ def points(
     name: str, x: Iterable, y: Iterable, colour: str, hover: str | None = None,
     symbol: str = "", size: float = 13, edge: float = 1.5, **more: Any,
 ) -> dict:  # fmt: skip
-    """Return a plotly trace of points with a dark edge, ``edge`` pixels wide."""
+    """Return a plotly trace of points.
+
+    Args:
+        name: Its name in the legend.
+        x, y: The points.
+        colour: A CSS colour.
+        hover: Their hover text, plotly's ``hovertemplate``; None: there is none.
+        symbol: plotly's name of a symbol; "" for a circle.
+        size: The size of the symbols, in pixels.
+        edge: The width of their dark edge, in pixels.
+        more: Further properties of the trace.
+    """
     shape = {"symbol": symbol} if symbol else {}
     marker = {"color": colour, "size": size, **shape, "line": {"color": INK, "width": edge}}
     return _trace("scatter", name, x, y, hover, {"mode": "markers", "marker": marker, **more})

@@ -367,7 +367,7 @@ class CaseRun:
         return {"forward": forward, "backward": backward}
 
     def see_peak(self, when: str, made: Largest, enough: int, repair: str, cause: str = "") -> None:
-        """Record, as a cost, the peak of the bytes that a pass allocated.
+        """Record the peak of the bytes that a pass allocated, as a cost: fewer than ``enough`` are right too.
 
         Args:
             when: "forward" or "backward".

@@ -423,13 +423,13 @@ class TensorSeen(Observation):
 
 
 class SingleTensor(TensorSeen):
-    """A tensor that may be computed in float32: the allowed difference from ours is ``SINGLE_PRECISION``."""
+    """A tensor that may be computed in float32: it may differ from our solution's by ``SINGLE_PRECISION``."""
 
     tolerance = SINGLE_PRECISION
 
 
 class HalfTensor(TensorSeen):
-    """A tensor in 16 bits: the allowed difference from ours is two bfloat16 roundings of the largest value."""
+    """A tensor in 16 bits: it may differ from our solution's by two bfloat16 roundings of the largest value."""
 
     def equal(self, found: Tensor, right: Tensor) -> bool:
         scale = right.double().abs().max().clamp_min(1e-300)

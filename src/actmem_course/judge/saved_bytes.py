@@ -35,8 +35,8 @@ class SavedStorage:
 
     Attributes:
         bytes: its size.
-        dtype: of the tensor that was saved.
-        shape: of the tensor that was saved.
+        dtype: the dtype of the saved tensor.
+        shape: the shape of the saved tensor.
         line: file and line of the learner's code that saved it; "" if none did.
         given: whether it is the function's input.
         copied: whether it is a copy of the input: another storage with the same values.

@@ -77,5 +77,5 @@ LACKS = {"Megatron-LM": megatron_lack, "torchtitan": torchtitan_lack, "Hugging F
 
 
 def some_framework_runs(model: PlannedModel, layout: Parallel, recompute: str) -> bool:
-    """Return whether one of the three frameworks can run this model, layout and mode of recomputation."""
+    """Return whether Megatron-LM, torchtitan or Hugging Face can run this model, layout and mode of recomputation."""
     return any(not lack(model, layout, recompute) for lack in LACKS.values())

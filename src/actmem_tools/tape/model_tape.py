@@ -68,9 +68,9 @@ def model_tape(
     Args:
         target: the factory: ``file.py:factory`` or ``pkg.module:factory``.
         letters: the sizes that become letters of the formulas; the factory must take each of them.
-        rules: of what each letter must be a multiple (see ``solver.parsed_letters``).
+        rules: what each letter must be divisible by (see ``solver.parsed_letters``).
         fixed: further sizes that the factory takes; they are the same in all runs.
-        dtype: of weights and floating-point inputs; "" for those that the factory makes.
+        dtype: dtype of weights and floating-point inputs; "" to keep those that the factory makes.
 
     Raises: ConfigError if the model doesn't run, or if its sizes have no formulas over the letters.
     """
@@ -90,7 +90,7 @@ class _Model:
     Attributes:
         factory: makes it.
         more_sizes: what the factory gets in each run beside the run's sizes.
-        dtype: of weights and floating-point inputs; "" for those that the factory makes.
+        dtype: dtype of weights and floating-point inputs; "" to keep those that the factory makes.
         prepare: changes the model before it runs.
     """
 
@@ -153,7 +153,7 @@ def tape_of(factory: Factory, runs: Runs, more_sizes: Mapping[str, int] = {}, dt
         factory: makes the model.
         runs: at which sizes the model is run.
         more_sizes: further sizes that the factory gets in each run.
-        dtype: of weights and floating-point inputs; "" for those that the factory makes.
+        dtype: dtype of weights and floating-point inputs; "" to keep those that the factory makes.
     """
     model = _Model(factory, more_sizes, dtype)
     with gpu_kernels_on_cpu():
@@ -186,7 +186,7 @@ def run_factory(
     Args:
         factory: makes the model and its inputs.
         sizes: all sizes that the factory gets.
-        dtype: of weights and floating-point inputs; "" for those that the factory makes.
+        dtype: dtype of weights and floating-point inputs; "" to keep those that the factory makes.
         names: if given, only forward runs, and the function fills this dict with the ledger's names of the tensors
             that autograd saves, by the storage's number.
         prepare: changes the model before it runs.
@@ -240,8 +240,8 @@ def solved_blocks(
     Args:
         factory: makes the model; it must take the number of layers.
         letters: the letters of the formulas, without the one for the number of layers.
-        rules: of what each letter must be a multiple (see ``solver.parsed_letters``).
-        dtype: of weights and floating-point inputs; "" for those that the factory makes.
+        rules: what each letter must be divisible by (see ``solver.parsed_letters``).
+        dtype: dtype of weights and floating-point inputs; "" to keep those that the factory makes.
         may_be_one: letters that are also tried with the value 1, where other operations may run.
         parts: the parts of a block that may be recomputed (``extrapolate_blocks.recompute_code``); "" is all of it.
         at: the sizes that the user asked for; if there is a ``config``, one run has exactly these.
@@ -346,8 +346,8 @@ def solved_target(
     Args:
         target: a factory, such as ``file.py:factory``; or the content of a Hugging Face ``config.json``.
         asked: the sizes that the user asked for, by letter; only s and b if ``target`` is a configuration.
-        rules_text: of what letters must be multiples, such as ``h:8a``; only if ``target`` is a factory.
-        dtype: of weights and floating-point inputs.
+        rules_text: what letters must be divisible by, such as ``h:8a``; only if ``target`` is a factory.
+        dtype: dtype of weights and floating-point inputs.
         parts: the parts of a block that may be recomputed (see ``solved_blocks``).
         loss: how the loss is computed, a key of ``extrapolate_blocks.LOSS_CODE``; with a factory only "whole".
         lora: rank of the LoRA adapters; 0 for none.
@@ -474,7 +474,7 @@ def _blocks_of(
     Args:
         factory: makes the model.
         sizes: what the factory gets, but for the number of layers.
-        dtype: of weights and floating-point inputs.
+        dtype: dtype of weights and floating-point inputs.
         parts: what of a block may be recomputed; each must be in every block.
         order: which layers make up a block.
         few_blocks: how many blocks the model gets.

@@ -138,7 +138,7 @@ def draw_sizes(
 
     Args:
         letters: the letters.
-        rules: of what each letter must be a multiple.
+        rules: what each letter must be divisible by.
         rng: draws a prime for each letter.
         fixed: letters that have these values and aren't drawn.
         decks: by letter, the primes that earlier draws have left.  It is changed: a prime is drawn again only after all
@@ -172,7 +172,7 @@ class Runs:
 
     Args:
         letters: the letters of the formulas.
-        rules: of what each letter must be a multiple.
+        rules: what each letter must be divisible by.
         fixed: letters that have these values in all runs.
         may_be_one: letters that are also tried with the value 1, because that can change the events.
         number: from how many runs each list of events is solved; 0 for as many as formulas with any powers need.
@@ -275,7 +275,7 @@ def check_larger(tape: Tape, record: Record, rules: Rules = NO_RULES) -> None:
     Args:
         tape: the tape.
         record: the function from which the tape was solved, see ``solve``.
-        rules: of what each letter must be a multiple.
+        rules: what each letter must be divisible by.
 
     Raises: NoFormula if the run has other events or sizes than the tape.
     """

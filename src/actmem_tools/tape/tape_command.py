@@ -39,7 +39,7 @@ def _parser() -> Parser:
 
 
 def main(argv: list[str]) -> int:
-    """Run ``actmem tape`` with these options.  Returns the exit code: 0, or 2 on bad input after one line of error."""
+    """Run ``actmem tape``.  Returns the exit code: 0, or 2 after one line of error on bad input."""
     return _parser().run(argv, lambda options: _read(options) if options.letters is None else _solve(options))
 
 

@@ -1,4 +1,4 @@
-"""What each saved tensor is: its kind, along what tensor parallelism shards it, and why backward needs it.
+"""What each saved tensor is: its kind, the dimension that tensor parallelism shards, and why backward needs it.
 
 Figures, hover texts and notebooks read this table (terms.tsv). The formulas don't need it.
 """
@@ -24,7 +24,7 @@ class Term:
 
     Attributes:
         kind: One of KINDS.
-        shared_by: Along what tensor parallelism shards it: "heads", "width" (the MLP's) or "experts"; "" if it doesn't.
+        shared_by: The dimension that tensor parallelism shards: "heads", "width" (the MLP's) or "experts"; "" for none.
         why: In one line, what backward computes from it.
     """
 

@@ -58,9 +58,9 @@ def settings_lines(framework: str, model: PlannedModel, plan: Plan, global_batch
 
 
 def megatron_settings(model: PlannedModel, plan: Plan, global_batch_size: int) -> list[str]:
-    """Write a plan as flags of Megatron-LM's pretrain scripts, after the variable to export where one is needed.
+    """Write a plan as flags of Megatron-LM's pretrain scripts, below an environment variable to export if it needs one.
 
-    Args: as of ``settings_lines``.
+    Args: as in ``settings_lines``.
     """
     layout, shape = plan.layout, model.shape
     t, p, m = layout.tensor_parallel_size, layout.pipeline_parallel_size, layout.num_model_chunks
@@ -143,7 +143,10 @@ def _megatron_layer(model: PlannedModel) -> list[str]:
 
 
 def torchtitan_settings(model: PlannedModel, plan: Plan, global_batch_size: int) -> list[str]:
-    """Write a plan as a configuration file (TOML) of torchtitan 0.2.2.  Args: as of ``settings_lines``."""
+    """Write a plan as a configuration file (TOML) of torchtitan 0.2.2.
+
+    Args: as in ``settings_lines``.
+    """
     layout, n = plan.layout, plan.num_microbatches
     family, _, flavor = model.name.partition("-")
     lines = [
@@ -194,9 +197,9 @@ def torchtitan_settings(model: PlannedModel, plan: Plan, global_batch_size: int)
 
 
 def hugging_face_settings(model: PlannedModel, plan: Plan, global_batch_size: int) -> list[str]:
-    """Write a plan as arguments of transformers' TrainingArguments, which runs on accelerate.
+    """Write a plan as arguments of transformers' TrainingArguments, whose Trainer runs on accelerate.
 
-    Args: as of ``settings_lines``.
+    Args: as in ``settings_lines``.
     """
     layout, checkpoints = plan.layout, plan.recompute == "full"
     lines = [

@@ -1,6 +1,6 @@
 """Start a lab from a notebook or a test as a subprocess, and read its results as JSON.
 
-A subprocess, because a notebook's own functions cannot be sent to new processes.
+It is a subprocess because functions defined in a notebook can't be sent to new processes.
 """
 
 import json

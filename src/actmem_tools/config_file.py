@@ -85,7 +85,7 @@ def order_of(kinds: Sequence[str]) -> Order:
     Args:
         kinds: one text per layer; layers with equal texts run the same operations.
 
-    Returns: the order in which two blocks, with the layers before them, have the fewest layers.
+    Returns: the order; if several fit, the one in which the second block ends earliest.
 
     Raises: ConfigError if the layers don't repeat.
     """

@@ -1,4 +1,4 @@
-"""``actmem record pkg.module:factory``: list what a model saves for backward, and with --step bill a step's peak."""
+"""``actmem record pkg.module:factory``: list what a model saves for backward, and with --step a step's peak memory."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""The private or undocumented names of torch that ``actmem_tools`` uses, besides those in ``actmem``'s own such files.
+"""The private or undocumented names of torch that ``actmem_tools`` uses.  ``actmem`` and ``actmem_more`` have theirs.
 
 - ``torch._C.DisableTorchFunctionSubclass``: to call torch without the overrides of tensor subclasses
 - ``torch._subclasses.fake_tensor``, ``torch._C._DisableTorchDispatch``: fake tensors, how to make one, and the

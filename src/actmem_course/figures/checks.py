@@ -148,7 +148,7 @@ class Checks:
 
         Args:
             what: What is compared, in words.
-            pairs: The pairs.
+            pairs: (predicted, counted) for each.
             unit: Unit of the numbers.
             sides: Names of the two values of a pair.
             are_parts: Whether the pairs are parts of one sum.

@@ -4,9 +4,9 @@ plotly's own FigureWidget sends plotly.js (5 MB) with every figure, and after ea
 of the figure. Here PlotlyScript sends plotly.js once for each kernel. The widget's state is the current one, so a
 reloaded page shows what was there.
 
-anywidget gives a widget two seconds to start; one that needs longer starts, but never receives another message.
-plotly.js keeps a slow page busy for longer than that. A model of ipywidgets' own has no such limit, so what the kernel
-changes later travels in such a model, to which the widget's script listens: ``Carried``.
+anywidget gives a widget two seconds to start; a widget that takes longer never receives another message. On a slow page
+plotly.js takes longer. ipywidgets' own models have no such limit, so later changes are sent through such a model, to
+which the widget's script listens (``Carried``).
 """
 
 from __future__ import annotations

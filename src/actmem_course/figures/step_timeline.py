@@ -1,4 +1,4 @@
-"""The memory of one training step over time, by kind."""
+"""Draw the memory of one training step over time, by kind of tensor."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Tables as plain text for notebooks: numbers in full, columns aligned, the same on every machine.
 
-Text and not HTML, because outputs are compared cell by cell with the stored ones, and text is
+They are text and not HTML, because notebooks' outputs are compared cell by cell with the stored ones, and text is
 readable without styles.
 """
 

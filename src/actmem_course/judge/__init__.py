@@ -2,8 +2,9 @@
 
 Read in this order: ``verdict`` (what comes out), ``exercise`` and ``exercises`` (what is asked, a file for each lab),
 ``outline`` (all labs), ``parent`` (starts the judge's process, follows it, ends it; loads no torch), ``worker`` (that
-process), ``virtual`` (ranks as threads: a mismatch is a sentence and nothing hangs), ``judging`` (one exercise on all
-ranks), ``compare`` (equal up to rounding, or how not), ``saved_bytes``, ``real_ranks`` (the same cases under torchrun).
+process), ``virtual`` (ranks as threads: mismatched collectives are reported and never hang), ``judging`` (one exercise
+on all ranks), ``compare`` (are two tensors equal up to rounding?), ``saved_bytes`` (bytes saved for backward),
+``real_ranks`` (the same cases under torchrun).
 
 How an exercise is judged: its case (``cases``, a file for each lab) calls the learner's function and records
 observations (``observations``, a class for each kind): results, gradients, saved bytes, collectives.  The same case

@@ -179,7 +179,7 @@ class CaseRun:
             raise Unlike(seen.name)
 
     def see_value(self, name: str, value: Any, repair: str = "", cause: str = "") -> None:
-        """Record a value that is right only if it equals ours.
+        """Record a value that is right only if it equals our solution's.
 
         Args:
             name: what it is, in the words of a message.
@@ -190,10 +190,10 @@ class CaseRun:
         self.see(ValueSeen(name, value, repair, cause))
 
     def see_cost(self, words: str, value: int, repair: str = "", cause: str = "", name: str = "") -> None:
-        """Record a number that is right if it is no larger than ours, such as bytes.
+        """Record a number that is right if it is no larger than our solution's, such as bytes.
 
         Args:
-            words: the message if it is larger; "{found}" stands for the learner's number and "{enough}" for ours.
+            words: the message if it is larger; "{found}" stands for the learner's number, "{enough}" for our solution's.
             value: the number.
             repair: if it is larger, what the learner should do.
             cause: if it is larger, what may be the cause in the code.
@@ -210,7 +210,7 @@ class CaseRun:
             name: what it is, in the words of a message.
             found: the tensor that the function returned or left behind.
             advice: if it is wrong, what to tell the learner: a repair, or a fault with repair and cause.
-            kind: the class of observation, which decides how close to our tensor it must be.
+            kind: the class of observation, which decides how close to our solution's tensor it must be.
             more: further fields of ``kind``.
 
         Raises: Wrong if ``found`` is no tensor.
@@ -253,7 +253,8 @@ class CaseRun:
             tensors: its inputs by name.
             rest: further arguments.
             upstream: the gradient of the result, with which backward starts; random if it is left out.
-            kind: the class of observation for result and gradients, which decides how close to ours they must be.
+            kind: the class of observation for result and gradients, which decides how close to our solution's they are
+                to be.
             prefix: words that describe the arguments; they are put before every observation's name.
             advice: what to tell the learner if the result (key "") or an input's gradient (key: its name) is wrong.
             summed: names of inputs whose gradients must be right only in their sum over the ranks.
@@ -349,7 +350,7 @@ class CaseRun:
             function: the function under test.
             tensors: its inputs by name, as leaves of the graph.
             upstream: the gradient of the result, with which backward starts; random if it is left out.
-            kind: the class of observation for the gradients, which decides how close to ours they must be.
+            kind: the class of observation for the gradients, which decides how close to our solution's they must be.
             others: further tensors that exist before and don't count.
 
         Returns: under "forward" and "backward", the largest tensors that the pass allocated, and the most bytes of
@@ -400,8 +401,8 @@ class CaseRun:
             x: its input.
             weights: its weights.
             what: the tensors that our solution saves, in words.
-            repair: if it saves more than ours, what the learner should do.
-            spare: how many bytes more than ours are allowed.
+            repair: if it saves more than that, what the learner should do.
+            spare: how many bytes more than our solution's are allowed.
             others: further tensors that don't count.
             itself: whether it is wrong to save a copy of x and not x.
         """

@@ -102,7 +102,7 @@ def another_kind(expected: str, found: object) -> Wrong:
 
 
 def check_whole_number(what: str, value: Any) -> int:
-    """Check that a learner's function returned a whole number, and return it as an int.  numpy's and torch's are right.
+    """Check that a learner's function returned a whole number, of Python, numpy or torch, and return it as an int.
 
     Args:
         what: its name, for the error's message.

@@ -92,7 +92,7 @@ class Lab:
 
 
 class Mistake:
-    """A stated mistake.
+    """A mistake that we expect learners to make, so that the judge can name it (a stated mistake).
 
     Args:
         cause: what is wrong in the code, in words for the learner.

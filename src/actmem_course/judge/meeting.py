@@ -58,7 +58,7 @@ class Meeting:
 
     @property
     def over(self) -> bool:
-        """Whether all ranks have come."""
+        """Whether all ranks have called the collective."""
         return self.made is not None or self.wrong is not None
 
     def join(self, rank: int, call: tuple, brought: Any, numbers: Sequence[int]) -> None:

@@ -79,13 +79,13 @@ class ExerciseJudge:
         return RunOutcome([run.seen if run else {} for run in runs], errors, remark)
 
     def diagnosis(self, learners: RunOutcome, group: str) -> tuple[Fault | None, Mistake | None]:
-        """Compare the learner's run with ours.
+        """Compare the learner's run with that of our solution.
 
         Args:
             learners: the learner's run on this group.
             group: the group's name.
 
-        Returns: what is wrong, or None if nothing differs from ours; and the stated mistake that explains it, or None.
+        Returns: what is wrong, or None if nothing differs; and the stated mistake that explains it, or None.
         """
         # A run that saw nothing, only raised, has nothing that could be compared with ours.
         ours = self.ours(group) if any(learners.seen) else learners
@@ -109,8 +109,8 @@ class ExerciseJudge:
 
         Args:
             learners: the learner's run.
-            wrong: names of the observations that differ from ours, in the order of ``differences``; empty if the run
-                only raised an exception.
+            wrong: names of the observations that differ from our solution's, in the order of ``differences``; empty if
+                the run only raised an exception.
             group: the group of that run, one of ``groups()``.
 
         Returns: two items.  If a mistake gives the same run, the first such mistake, and None.  Else None, and the

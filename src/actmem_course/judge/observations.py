@@ -57,7 +57,7 @@ class RunOutcome:
 
 @dataclass(frozen=True)
 class BesideOurs:
-    """One observation on one rank, from the learner's run and from ours, with access to the other ranks' values.
+    """One observation on one rank, from the learner's run and from our solution's, with the other ranks' values.
 
     Attributes:
         found: the learner's run.
@@ -86,7 +86,7 @@ class BesideOurs:
         return self.found.values(self.name)
 
     def rights(self) -> list:
-        """Return the observation's value on every rank in our run."""
+        """Return the observation's value on every rank in our solution's run."""
         return self.right.values(self.name)
 
 
@@ -144,7 +144,7 @@ class Observation:
 
 @dataclass
 class ValueSeen(Observation):
-    """A number, a shape or a boolean that is right only if it equals ours.
+    """A number, a shape or a boolean that is right only if it equals our solution's.
 
     Attributes:
         meaning: for a number, how it is computed, in words; "" if that isn't known.
@@ -171,9 +171,9 @@ class Clue(Observation):
 
 @dataclass
 class Cost(Observation):
-    """A number that is right if it is no larger than ours.
+    """A number that is right if it is no larger than our solution's.
 
-    In ``words``, ``repair`` and ``cause``, "{found}" stands for the learner's number and "{enough}" for ours.
+    In ``words``, ``repair`` and ``cause``, "{found}" stands for the learner's number and "{enough}" for our solution's.
 
     Attributes:
         words: the message if the number is too large; "" for the observation's name.
@@ -203,7 +203,7 @@ class SavedForBackward(Observation):
     Attributes:
         what: the tensors that our solution saves, in words.
         element_size: bytes of an element of the function's input.
-        spare: how many bytes more than ours are allowed.
+        spare: how many bytes more than our solution's are allowed.
     """
 
     is_cost, tells_apart = True, False
@@ -238,7 +238,7 @@ class CollectivesRun(Observation):
     Attributes:
         in_backward: whether it was the backward pass.
         result: the collective whose result the pass probably returns, in words ("the all-reduce"); "" if none.
-        allowed_extra: collectives that the pass may run in addition to ours.
+        allowed_extra: collectives that the pass may run in addition to our solution's.
     """
 
     is_cost, tells_apart = True, False
@@ -257,7 +257,7 @@ class CollectivesRun(Observation):
 
 @dataclass
 class TensorSeen(Observation):
-    """A tensor, which is right if it equals ours up to rounding.
+    """A tensor, which is right if it equals our solution's up to rounding.
 
     Attributes:
         advice_is_certain: whether ``repair`` and ``cause`` apply however the tensor is wrong.  If not, they are told
@@ -467,7 +467,7 @@ def both_sizes(both: BesideOurs) -> set[int]:
 
 
 def differences(found: RunOutcome, right: RunOutcome) -> dict[str, list[int]]:
-    """Compare a learner's run with ours, and find the observations that are wrong.
+    """Compare a learner's run with our solution's, and find the observations that are wrong.
 
     Args:
         found: the learner's run.

@@ -1,4 +1,4 @@
-"""What a lab prints and writes: on rank 0 only, in at least 80 columns."""
+"""Print and write a lab's results: on rank 0 only, in at least 80 columns."""
 
 from __future__ import annotations
 

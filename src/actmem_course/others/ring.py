@@ -1,4 +1,4 @@
-"""A ring collective step by step.
+"""Simulate a ring collective step by step.
 
 A tensor is split into t chunks.  In each step every rank sends one chunk to the next rank on the ring, all at once.
 The first t − 1 steps add up: chunk c starts on rank c + 1 and collects every rank's contribution on its way to rank c.

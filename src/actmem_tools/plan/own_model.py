@@ -133,7 +133,7 @@ class OwnModel:
         return self.blocks.order.num_layers(self.num_blocks)
 
     def notes(self) -> list[str]:
-        """Return sentences for the user: for what the bill doesn't hold, and what is unusual in the model."""
+        """Return sentences for the user: under which conditions the bill is valid, and what is unusual in the model."""
         blocks, found = self.blocks, [_OF_A_GPU, *self.blocks.notes]
         if (blocks.shortest, blocks.longest) != (2, LARGEST_SIZE):
             longest = f" to {blocks.longest:,}" if blocks.longest < LARGEST_SIZE else " on"

@@ -170,7 +170,7 @@ def lists_of_layers(model: nn.Module, number: int) -> list[str]:
 
 
 def noted_layers(model: nn.Module, paths: Iterable[str]) -> list[str]:
-    """Make a model note in which order its layers run.
+    """Let a model record in which order its layers run.
 
     Args:
         model: the model; its layers get hooks.

@@ -66,7 +66,7 @@ def _linear(r: CaseRun, function, tokens: int = 2, gathers_again: bool = False) 
 class Scaling:
     """Replaces a layer's dropouts in a test: each call multiplies by a fixed factor.
 
-    No factor is 1/t, because it would cancel a sum over the ranks that is one too many.
+    No factor is 1/t, because it would cancel a superfluous sum over the ranks.
     """
 
     def __init__(self) -> None:

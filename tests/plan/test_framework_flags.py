@@ -120,6 +120,7 @@ def test_megatrons_connections(layout, exports):
         ("llama3-8b", Parallel(2, True, data_parallel_size=4, zero_stage=2), "none"),
         ("llama3-8b bf16-gradients", Parallel(2, True, data_parallel_size=4), "none"),
         ("llama3-8b bf16-states", Parallel(2, True, zero_stage=0), "none"),
+        ("llama3-8b fp8", Parallel(2, True, data_parallel_size=4), "none"),
         ("llama3-8b", Parallel(data_parallel_size=8, zero_stage=3), "full"),
         ("175b", Parallel(4, True, 8, 6, data_parallel_size=4), "selective"),
         ("qwen3-30b-a3b", Parallel(data_parallel_size=16, expert_parallel_size=8), "none"),
@@ -148,7 +149,8 @@ def test_megatrons_own_parser_takes_the_flags(name, layout, recompute, monkeypat
     assert (found.recompute_granularity or "none") == recompute
     gradients = found.megatron_fsdp_main_grads_dtype if layout.zero_stage > 1 else found.main_grads_dtype
     assert found.accumulate_allreduce_grads_in_fp32 == (gradients is torch.float32)
-    main = torch.float32 if model.precision == "mixed" else torch.int16
+    main = torch.float32 if model.precision in ("mixed", "fp8") else torch.int16
+    assert (found.fp8 == "hybrid", found.fp8_recipe == "tensorwise") == (model.precision == "fp8",) * 2
     states = torch.bfloat16, gradients, main, found.exp_avg_dtype, found.exp_avg_sq_dtype
     assert [dtype.itemsize for dtype in states] == [state.bytes_per_parameter for state in model.states]
 
@@ -175,7 +177,8 @@ LACKING = {
     "Hugging Face, context": ("llama3-8b", plan(Parallel(context_parallel_size=2)), "go with FSDP only"),
     "Megatron-LM, bf16": ("llama3-8b bf16", plan(LAYOUT), "lower halves of float32 weights"),
     "Megatron-LM, bf16-states": ("llama3-8b bf16-states", plan(LAYOUT), "ZeRO-1 only"),
-    "torchtitan, bf16-states": ("llama3-8b bf16-states", plan(LAYOUT), "training.dtype"),
+    "torchtitan, bf16-states": ("llama3-8b bf16-states", plan(LAYOUT), "keeps something else"),
+    "Hugging Face, fp8": ("llama3-8b fp8", plan(LAYOUT), "its fp8 with ZeRO-3, if it has one, keeps something else"),
     "Hugging Face, bf16": ("llama3-8b bf16", plan(Parallel(data_parallel_size=2, zero_stage=1)), "bf16 with ZeRO-1"),
 }  # fmt: skip
 

@@ -193,7 +193,7 @@ class CaseRun:
         """Record a number that is right if it is no larger than our solution's, such as bytes.
 
         Args:
-            words: the message if it is larger; "{found}" stands for the learner's number, "{enough}" for our solution's.
+            words: the message if it is larger; "{found}" is the learner's number, "{enough}" our solution's.
             value: the number.
             repair: if it is larger, what the learner should do.
             cause: if it is larger, what may be the cause in the code.

@@ -265,10 +265,7 @@ class OwnModel:
         return StepSeconds(number * compute, 0, 0, 0, data, 0, step, hidden)
 
     def fewest_recomputed(self, opts: StepOptions) -> StepOptions | None:
-        """Return the options with the fewest recomputed blocks that fit, but no fewer than ``opts`` already has.
-
-        Returns: the changed options; None if the step doesn't fit even with all blocks recomputed.
-        """
+        """Return the same options with as few recomputed blocks as fit, but no fewer than before; None if none fit."""
         if self.fits(opts) or self.blocks.recompute:  # then no tape with both kinds of blocks is solved
             return opts if self.fits(opts) else None
         counts = range(opts.recomputed, self.num_blocks + 1)

@@ -131,13 +131,11 @@ class ConfigModel:
         return max((w for w in windows if w <= s), default=2), min(above + [self.positions])
 
     def step(self, s: int, multiple: int) -> int:
-        """Choose a step for the sequence lengths of recorded runs, which are then multiples of it.
+        """Choose a number of tokens of which recorded runs' sequences are multiples; 0 if all must have ``s`` tokens.
 
         Args:
-            s: the sequence length that the user asked for.
-            multiple: a number that must divide the lengths anyway.
-
-        Returns: the step in tokens; 0 if no step fits, so that all runs must have exactly ``s`` tokens.
+            s: the tokens that were asked for.
+            multiple: the lengths must be multiples of this.
         """
         shortest, longest = self.limits(s)
         chunks = self._numbers(_CHUNKS)

@@ -205,20 +205,19 @@ class BlockModel:
     """A model made of equal blocks; ``need`` predicts memory and FLOPs for any number of them.
 
     Attributes:
-        tapes: a function of two numbers, of blocks that are recomputed and of blocks that save everything; it returns
-            the tape of the model with these blocks.
-        path: where the blocks are: the Python expression after ``model.``, from ``place_of``.
+        tapes: takes how many blocks are recomputed and how many save everything; returns the tape of that model.
+        path: where the blocks are, as Python has it after ``model.``.
         elements: formulas for the numbers of its weights' elements, in the order of ``num_elements``.
         element_size: bytes of a weight's element.
         order: which layers make up a block.
         notes: sentences for the user on what is unusual in the model.
         recompute: whether the model's own code recomputes every block in backward.
         shortest: the shortest sequence for which the tapes are valid.
-        longest: the longest sequence for which the tapes are valid and which the model can process.
-        names: a function of the two numbers of ``tapes`` and the letters that are 1; it returns names of that tape's
-            storages by number.  Storages that it leaves out keep their name on the tape, that of their operation.
-        fewest: a function that returns the number of recomputed blocks from which on each further one adds the same
-            bytes: 1; or 2 if the first block makes a tensor that the others share, as T5's does.
+        longest: the longest sequence that the tapes hold for and the model can read.
+        names: takes the two numbers of ``tapes`` and the letters that are 1; returns names of that tape's storages by
+            their numbers.  A storage that it doesn't name has the name on the tape, its operation's.
+        fewest: returns from how many recomputed blocks on each further one adds the same: 1; or 2 if the first makes
+            what the others share, as T5's does.
     """
 
     tapes: Callable[[int, int], Tape]

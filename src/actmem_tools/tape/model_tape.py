@@ -90,7 +90,7 @@ class _Model:
     Attributes:
         factory: makes it.
         more_sizes: what the factory gets in each run beside the run's sizes.
-        dtype: dtype of weights and floating-point inputs; "" to keep those that the factory makes.
+        dtype: of weights and floating-point inputs; "" for those that the factory makes.
         prepare: changes the model before it runs.
     """
 

@@ -176,7 +176,7 @@ class Runs:
         fixed: letters that have these values in all runs.
         may_be_one: letters that are also tried with the value 1, because that can change the events.
         number: from how many runs each list of events is solved; 0 for as many as formulas with any powers need.
-        at: the letters' values in one of the runs; by default all are drawn.
+        at: the letters of one of the runs; by default all are drawn.
     """
 
     letters: Sequence[str]

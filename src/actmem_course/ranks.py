@@ -57,18 +57,21 @@ class Ranks:
 
 
 def check_ranks(args: argparse.Namespace, script: str, *files: str) -> int:
-    """Return how many ranks there will be, and set ``args.device`` to "cpu" or "cuda" for all of this host's ranks.
+    """Decide how many ranks run the lab, and set ``args.device`` to "cpu" or "cuda".
 
-    If the ranks have not been started yet, with --ranks or on GPUs, it starts them, waits, and ends this process with
-    their exit code: then it does not return.
+    If the lab needs several ranks and they haven't been started yet (--ranks, or several GPUs), it starts them as
+    subprocesses, waits for them, and ends this process with their exit code. It then doesn't return.
 
     Args:
-        args: parsed options of ``add_rank_arguments``.
+        args: parsed options of ``add_rank_arguments``; ``args.device`` is changed.
         script: the lab's file name.
-        files: the options that name files to write (``check_files``).
+        files: names of the options that name files to write (``check_files``).
+
+    Returns: the number of ranks.
 
     Raises:
-        ConfigError: the arguments and the way in which the lab was started do not fit, or a file can't be written.
+        ConfigError: The options contradict the way in which the lab was started (torchrun or not), or a file can't be
+            written.
     """
     check_files(args, *files)
     started = "RANK" in os.environ and "WORLD_SIZE" in os.environ
@@ -94,16 +97,16 @@ def check_ranks(args: argparse.Namespace, script: str, *files: str) -> int:
 
 @contextmanager
 def ranks(args: argparse.Namespace, real_tensors: bool = False) -> Iterator[Ranks]:
-    """Join the process group (NCCL on GPUs, gloo on CPUs, fake when emulated) and leave it at the end.
+    """Make a context in which this process has joined the process group: NCCL, gloo, or a fake one if emulated.
 
-    After an error in the block the group stays: destroying NCCL's may wait for the other ranks, which wait for this
-    one. All ranks draw the same random numbers.
+    It also seeds torch, so that all ranks draw the same random numbers. If the block raises, the group isn't destroyed:
+    NCCL could wait for the other ranks, which wait for this one.
 
     Args:
-        args: parsed options of ``add_rank_arguments``, which ``check_ranks`` has seen.
-        real_tensors: an emulated rank uses real tensors on a CPU too, which it needs to be timed.
+        args: parsed options of ``add_rank_arguments``, after ``check_ranks``.
+        real_tensors: whether an emulated rank uses real tensors on a CPU too, as it must when it is timed.
 
-    Yields: all ranks, as seen from this one.
+    Yields: this rank, as ``Ranks``.
     """
     torch.manual_seed(1234)
     if args.emulate is not None:

@@ -124,7 +124,7 @@ class PlannedModel(ABC):
             optimizer: a key of ``OPTIMIZERS``.
             precision: a key of ``PRECISIONS``.
 
-        Raises: ConfigError on an unknown one, or if it isn't known what this model's linears keep in fp8.
+        Raises: ConfigError on an unknown optimizer or precision, or if this library has no fp8 formulas for the model.
         """
         check_choice("precision", precision, PRECISIONS)
         if precision == "fp8" and (not isinstance(self.shape, LlamaShape) or self.shape.num_experts):

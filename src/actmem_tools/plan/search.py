@@ -194,10 +194,10 @@ def _static(model: PlannedModel, layout: Parallel, pipeline_rank: int) -> Iterat
 
 
 def static_rows(model: PlannedModel, layout: Parallel, pipeline_rank: int) -> dict[str, list[Row]]:
-    """List the part of a rank's bill that doesn't depend on recomputation.
+    """List the rows of a rank's bill that don't depend on recomputation.
 
-    Returns: the rows by part: "weights", "gradients", "optimizer states", "communication buffers", and "transient",
-        which has only what the tapes don't have.
+    Returns: rows by part of the bill: "weights", "gradients", "optimizer states", "communication buffers", and
+        "transient", which has only the rows that are not on the tapes: copies in fp8.
     """
     names = ("weights", "gradients", "optimizer states", "communication buffers", "transient")
     parts: dict[str, list[Row]] = {part: [] for part in names}

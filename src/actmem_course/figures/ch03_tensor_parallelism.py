@@ -143,12 +143,13 @@ def saved_coefficient(order: str, tensor_parallel_size: int) -> Fraction:
 
 
 def mlp_shards(tensor_parallel_size: int, order: str = COLUMNS_FIRST) -> Drawing:
-    """Draw X times A, GeLU, times B, each sharded among t ranks.
+    """Draw the matrices of an MLP (X times A, GeLU, times B) as they are sharded among t ranks.
 
     Rank 0's shard of each matrix is filled, the other ranks' shards are frames.
 
     Args:
-        order: One of ORDERS, how A and then B are sharded.
+        tensor_parallel_size: t.
+        order: How A and then B are sharded, one of ORDERS.
 
     Raises:
         ConfigError: There are more than LARGEST ranks.

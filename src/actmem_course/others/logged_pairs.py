@@ -87,7 +87,7 @@ class LoggedPair:
 
 
 def logged_pairs() -> list[LoggedPair]:
-    """Return all pairs. The first two are predicted to the byte; in the third six one-element tensors are not."""
+    """Return all pairs. The formula is exact for the first two; for the third it is six one-element tensors off."""
     return [_pair(row) for row in table_rows("logged_pairs.tsv")]
 
 

@@ -24,7 +24,7 @@ LARGEST_RING = 128
 
 @dataclass(frozen=True)
 class RingState:
-    """All ranks after one step.
+    """The state of all ranks after one step of a ring collective.
 
     Attributes:
         step: How many steps have run.

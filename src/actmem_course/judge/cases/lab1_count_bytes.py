@@ -1,4 +1,4 @@
-"""Lab 1: the cases on which its exercises are judged.  Tests compare our answers with measurement."""
+"""Lab 1: its cases, the functions that test a learner's answers.  Tests compare our answers with measurement."""
 
 from functools import cache
 from itertools import product

@@ -1,4 +1,4 @@
-"""Lab 2: the cases on which its exercises are judged."""
+"""Lab 2: its cases, the functions that test a learner's answers."""
 
 import torch
 import torch.nn.functional as F

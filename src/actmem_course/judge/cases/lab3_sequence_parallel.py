@@ -1,4 +1,4 @@
-"""Lab 3: the cases on which its exercises are judged."""
+"""Lab 3: its cases, the functions that test a learner's answers."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Lab 4: the cases on which its exercises are judged."""
+"""Lab 4: its cases, the functions that test a learner's answers."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,4 +1,4 @@
-"""Lab 5: the cases on which its exercises are judged."""
+"""Lab 5: its cases, the functions that test a learner's answers."""
 
 from weakref import ref
 

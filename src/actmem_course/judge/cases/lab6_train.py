@@ -1,4 +1,4 @@
-"""Lab 6: the cases on which its exercises are judged."""
+"""Lab 6: its cases, the functions that test a learner's answers."""
 
 from collections.abc import Iterator, Sequence
 

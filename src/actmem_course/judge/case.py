@@ -267,7 +267,7 @@ class CaseRun:
                 recomputation started from inputs that were not detached.
             frozen: names of inputs that require no gradient.
 
-        Returns: what forward's collectives were, and what backward's were.
+        Returns: the collectives that forward ran, and those that backward ran.
         """
         advice = advice or {}
         leaves = {name: x.detach().clone().requires_grad_(name not in frozen) for name, x in tensors.items()}

@@ -90,8 +90,8 @@ class Recorder(StepMode):
     def named(self, call: Callable) -> Callable:
         """Wrap ``nn.Module.__call__`` so that the recorder knows which module runs.
 
-        It also knows when a module is left by an exception, as in a checkpoint's second run.  Hooks aren't used: for a
-        hook that is always called torch makes a reference cycle that keeps the arguments alive.
+        It also knows when a module is left by an exception, as in a checkpoint's second run.  Forward hooks could know
+        that only with ``always_call=True``, for which torch makes a reference cycle that keeps the arguments alive.
 
         Args:
             call: ``nn.Module.__call__``.

@@ -162,12 +162,12 @@ def verdict_of(exercise: Exercise, found: Sequence[Outcome | None]) -> Verdict:
 
 
 def verdict_with(exercise: Exercise, status: str, finding: Fault, where: str = "") -> Verdict:
-    """Make the verdict that reports a fault.
+    """Make an exercise's verdict, with the symptom, cause and repair of a fault as its explanation.
 
     Args:
         exercise: the exercise.
-        status: PASSED, WRONG, ERROR or OPEN.
-        finding: the fault.
+        status: PASSED, WRONG, ERROR or OPEN (not written yet).
+        finding: what is wrong; an empty fault, ``Fault("")``, if the exercise has passed.
         where: file and line of the error, or "".
     """
     return Verdict(exercise.number, exercise.function, status, finding.symptom, where, finding.cause, finding.repair)

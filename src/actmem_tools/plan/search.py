@@ -209,12 +209,19 @@ def static_rows(model: PlannedModel, layout: Parallel, pipeline_rank: int) -> di
 
 
 def chunk_passes(model: PlannedModel, layout: Parallel, num_microbatches: int, pipeline_rank: int) -> tuple[int, int]:
-    """Count what is in flight on a pipeline rank at its peak.
+    """Return how many forward passes a pipeline rank holds at its peak, and how many layers each pass has saved.
 
-    One microbatch is in flight in one model chunk from its forward pass to its backward pass there.
+    A pass is one microbatch through one model chunk.  The rank holds it from its forward to its backward pass there.
 
-    Returns: how many such passes are in flight; and how many layers a chunk has.  With several chunks on a rank that is
-        the most layers of a chunk, although the model's first and last chunk can have fewer.
+    Args:
+        model: the model, for its number of layers.
+        layout: the parallelism.
+        num_microbatches: the microbatches of one step.
+        pipeline_rank: which rank of the pipeline, from 0.
+
+    Returns: the number of passes; and the layers of a chunk.  With one chunk on each rank these are the rank's own
+        layers.  With several they are the layers of a full chunk: the model's first and last chunk can have fewer,
+        which the caller must subtract.
     """
     p, m = layout.pipeline_parallel_size, layout.num_model_chunks
     layers = chunk_layers(model.num_layers, p, m)[pipeline_rank if m == 1 else p]

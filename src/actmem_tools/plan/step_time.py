@@ -112,7 +112,7 @@ class Cluster:
     def __post_init__(self) -> None:
         check_size("gpus", self.gpus, largest=2**20)
         check_size("per_node", self.per_node, largest=2**10)
-        check_size("memory_bytes", self.memory_bytes, inf)
+        check_size("memory", self.memory_bytes, inf)
         check_size("allowance_bytes", self.allowance_bytes, inf, least=0)
         if self.gpus > self.per_node and self.gpus % self.per_node:
             raise ConfigError("gpus", f"{self.gpus} must be divisible by per_node = {self.per_node}")

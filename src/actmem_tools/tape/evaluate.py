@@ -125,9 +125,13 @@ EVENT_KINDS: tuple[type, ...] = (Make, Resize, Free, Run, Mark, Gradient)
 
 
 def sizes_of(event: Event) -> list[int]:
-    """Return the sizes of an event (its bytes, or its FLOPs and the bytes it moves) as one list.
+    """Return an event's sizes as one list; ``with_sizes`` takes them in the same order.
 
-    Returns: bytes and FLOPs, if the event comes from a run; indices into ``Tape.formulas``, if it comes from a tape.
+    An event recorded in a run holds numbers.  An event of a ``Tape`` holds, in place of each number, the index of its
+    formula in ``Tape.formulas``.
+
+    Returns: the bytes; for a ``Run`` its FLOPs, then the bytes of each tensor read and of each written; an empty list
+        for an event that has no size.
     """
     if isinstance(event, (Make, Resize, Gradient)):
         return [event.bytes]

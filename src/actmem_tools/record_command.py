@@ -1,8 +1,7 @@
-"""``actmem record pkg.module:factory``: list what a model saves for backward, and with --step bill a step's peak."""
+"""``actmem record pkg.module:factory``: list what a model saves for backward, and with --step a step's peak memory."""
 
 import argparse
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,9 @@ from actmem.ledger.save_sites import is_compiled
 from actmem.ledger.whole_step import StepBill, step
 from actmem.main_grad import gradient_of
 from actmem.rows import size_text
-from actmem_more.attention_kernels import Gpu
 from actmem_tools import load_model
 from actmem_tools.command_line import Parser, one_line, writable, write
 from actmem_tools.diagnosis import findings
-from actmem_tools.no_device import gpu_of_this_build
 from actmem_tools.record_page import page
 from actmem_tools.tape.evaluate import parsed_sizes
 
@@ -41,7 +38,7 @@ _NO_CUDA = (
 
 
 def main(argv: list[str]) -> int:
-    """Run ``actmem record``.  Returns the exit code: 2, after one line on standard error, on bad input."""
+    """Run ``actmem record``.  Returns the exit code: 0, or 2 after one line of error on bad input."""
     return _parser().run(argv, _run)
 
 
@@ -54,9 +51,7 @@ def _parser() -> Parser:
     add("target", help="pkg.module:factory or file.py:factory")
     add("--fake", action="store_true", help="fake tensors: any size, no memory")
     add("--dtype", choices=tuple(load_model.DTYPES), default="", help="of weights and floating inputs")
-    add("--device", choices=("cpu", "cuda"), default="cpu")
-    kernels = "with --fake --device cuda: whose kernels (default: 9.0, an H100's)"
-    add("--capability", metavar="X.Y", help=kernels)
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="with --fake and no GPU here: an H100's kernels")
     add(
         "--at",
         metavar="s=128,b=2,…",
@@ -72,8 +67,6 @@ def _parser() -> Parser:
 
 def _run(options: argparse.Namespace) -> int:
     _check_device(options)
-    if options.capability and not (options.fake and options.device == "cuda"):
-        raise ConfigError("capability", "needs --fake --device cuda")
     files = [Path(file).resolve() for file in (options.json, options.html) if file]
     if len({*files}) < len(files):
         raise ConfigError("json", "each result needs a file of its own")
@@ -83,7 +76,7 @@ def _run(options: argparse.Namespace) -> int:
         check_size(letter, size)
     loss = load_model.load_factory(options.loss) if options.loss else None
     bill, failure = None, None
-    with load_model.tensors_for(options.fake, options.device, _gpu(options)):
+    with load_model.tensors_for(options.fake, options.device):
         model, inputs = load_model.built_model(factory, sizes, options.dtype, options.device)
         if options.fake and is_compiled(model):
             raise ConfigError("fake", "torch.compile does not run on fake tensors: leave out one of the two")
@@ -167,17 +160,6 @@ def _weight_bytes(model: torch.nn.Module) -> int:
     return sum(p.numel() * p.element_size() for p in model.parameters())
 
 
-def _gpu(options: argparse.Namespace) -> Gpu | None:
-    """The GPU that fake CUDA tensors stand for, or None if there is a real one or none is asked for."""
-    if options.device != "cuda" or torch.cuda.is_available():
-        return None
-    asked = options.capability or "9.0"
-    if not re.fullmatch(r"[0-9]+\.[0-9]", asked):
-        raise ConfigError("capability", f"must be a compute capability as 9.0 (H100) or 7.5 (T4), got {asked}")
-    major, minor = map(int, asked.split("."))
-    return gpu_of_this_build((major, minor))
-
-
 def _optimizer(name: str, model: torch.nn.Module) -> torch.optim.Optimizer | None:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if name == "none" or not trained:
@@ -216,17 +198,21 @@ def _kept_bytes(factory: Any, sizes: dict[str, int], dtype: str) -> tuple[int, i
 
 
 def as_dict(ledger: Ledger, bill: StepBill | None, more: dict[str, Any]) -> dict[str, Any]:
-    """Describe a record in plain values, as ``--json`` writes them.
+    """Convert a recorded run to the dict that ``--json`` writes.
 
     Args:
-        ledger: what a forward pass saved.
-        bill: what is alive at the peak of a step; None if no step ran.
+        ledger: the tensors that a forward pass saved for backward.
+        bill: the tensors that are alive at the peak of a training step; None if no step ran.
         more: further keys and values, which come first.
 
-    Returns: ``total_bytes`` and ``host_bytes``, saved on the device and on the host, of which ``rows`` lists every
-        tensor; ``by_kind``, bytes by kind of tensor; ``findings``, what could be saved less; and after a step
-        ``peak_bytes``, of which ``peak`` lists every storage, and ``curve`` and ``phases``, the bytes alive over the
-        step and where its phases begin.
+    Returns: a dict with the keys of ``more`` and these.
+        total_bytes, host_bytes: bytes saved for backward on the device, and in the host's memory.
+        by_kind: these bytes by kind of tensor.
+        rows: the saved tensors, one dict each.
+        findings: saved tensors that a change of the code would avoid, one dict each.
+        peak_bytes: only if a step ran: the most bytes alive at once.
+        peak: only if a step ran: the storages alive at that moment, one dict each.
+        curve, phases: only if a step ran: the bytes alive over the step, and where its phases begin.
     """
     result = {**more, "total_bytes": ledger.total_bytes, "host_bytes": ledger.host_bytes, "by_kind": ledger.by_kind()}
     result["rows"] = [row.as_dict() for row in ledger.tensors]

@@ -1,4 +1,4 @@
-"""Every private or undocumented name of torch that the tools use, beside those of ``actmem`` and ``actmem_more``.
+"""The private or undocumented names of torch that ``actmem_tools`` uses.  ``actmem`` and ``actmem_more`` have theirs.
 
 - ``torch._C.DisableTorchFunctionSubclass``: to call torch without the overrides of tensor subclasses
 - ``torch._subclasses.fake_tensor``, ``torch._C._DisableTorchDispatch``: fake tensors, how to make one, and the
@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
 
 #: Name of the autograd node that adds a gradient to a leaf tensor's ``.grad``.
 WEIGHTS_NODE = "torch::autograd::AccumulateGrad"
@@ -23,13 +24,11 @@ def torch_release() -> tuple[int, int]:
 
 def is_fake(tensor: Tensor) -> bool:
     """Return whether this is one of torch's fake tensors, which have a shape and a dtype and no values."""
-    from torch._subclasses.fake_tensor import FakeTensor
-
     return isinstance(tensor, FakeTensor)
 
 
 def fake_tensor(like: Any, is_view: bool, shape: torch.Size, stride: tuple, offset: int, dtype: torch.dtype) -> Tensor:
-    """Make a fake tensor on the device of another one; a view has the other one's storage."""
+    """Make a fake tensor on the device of ``like``; if ``is_view``, it shares the storage of ``like``."""
     with torch._C._DisableTorchDispatch():
         made = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
         if is_view:
@@ -44,6 +43,4 @@ def plain_tensors() -> AbstractContextManager:
 
 def lacks_values(error: Exception) -> bool:
     """Return whether an exception was raised because an operation needs values and a fake tensor has none."""
-    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
-
     return isinstance(error, (DataDependentOutputException, DynamicOutputShapeException))

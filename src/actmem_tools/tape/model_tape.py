@@ -1,7 +1,7 @@
-"""Solve the tape of a model from tiny runs: of all of it, or for any number of its blocks.
+"""Make the tape of a model from tiny runs: of the whole model, or for any number of its blocks.
 
-A factory makes the model: a function that takes sizes, as ``s=128`` or ``seq_length=128``, and returns
-``(model, inputs)``.
+To solve a tape is to find the formulas of its sizes (``tape.evaluate``).  A factory makes the model: a function that
+takes sizes, such as ``s=128`` or ``seq_length=128``, and returns ``(model, inputs)``.
 """
 
 import random
@@ -48,8 +48,8 @@ from actmem_tools.tape.solver import (
 )
 
 Factory = Callable[..., Any]
-#: Changes a model before it runs.
-Prepare = Callable[[nn.Module], object]
+#: Takes sizes and options of ``run_factory``, runs a model once, and returns the events.
+RunModel = Callable[..., list[Event]]
 #: The letter of the number of blocks.
 _BLOCKS = "l"
 #: How many runs find the formulas of a configuration's model, which have few powers of s and b.
@@ -63,14 +63,14 @@ _KERNELS_NEED = "h:8,d:8,f:8"
 def model_tape(
     target: str, letters: Sequence[str], rules: Rules = NO_RULES, fixed: Mapping[str, int] = {}, dtype: str = ""
 ) -> Tape:
-    """Solve the tape of a factory's model.
+    """Make the tape of the model that a named factory returns, from runs at several sizes.
 
     Args:
-        target: the factory, as ``file.py:factory`` or ``pkg.module:factory``.
-        letters: the letters of the formulas, which the factory must take.
-        rules: what each letter is a multiple of.
-        fixed: further sizes that the factory takes, which don't vary.
-        dtype: of weights and floating-point inputs; "" for those that the factory makes.
+        target: the factory: ``file.py:factory`` or ``pkg.module:factory``.
+        letters: the sizes that become letters of the formulas; the factory must take each of them.
+        rules: what each letter must be divisible by (see ``solver.parsed_letters``).
+        fixed: further sizes that the factory takes; they are the same in all runs.
+        dtype: dtype of weights and floating-point inputs; "" to keep those that the factory makes.
 
     Raises: ConfigError if the model doesn't run, or if its sizes have no formulas over the letters.
     """
@@ -79,87 +79,66 @@ def model_tape(
     return tape_of(load_model.load_factory(target), Runs(letters, rules), fixed, dtype)
 
 
-def _as_it_is(model: nn.Module) -> None:
-    """Change nothing."""
+def _names(run: RunModel, runs: Runs, ones: Sequence[str]) -> dict[int, str]:
+    """Name the storages that autograd saves, by their numbers on the tape's variant in which ``ones`` are 1."""
+    names: dict[int, str] = {}
+    run(runs.draw(random.Random(0), ones), names=names)
+    return names
 
 
-@dataclass(frozen=True)
-class _Model:
-    """A factory's model, which can be run at any sizes.
+def _tape(run: RunModel, runs: Runs, known: list[Formula] | None = None) -> Tape:
+    """Solve a model's tape, on which storages have the names of the operations that made them.
 
-    Attributes:
-        factory: makes it.
-        more_sizes: what the factory gets in each run beside the run's sizes.
-        dtype: of weights and floating-point inputs; "" for those that the factory makes.
-        prepare: changes the model before it runs.
+    The formulas are then checked by one larger run, unless another tape of the same model was solved before, or one of
+    the runs had the sizes that were asked for.
+
+    Args:
+        run: runs the model.
+        runs: which runs are made.
+        known: see ``solver.solve``.
     """
 
-    factory: Factory
-    more_sizes: Mapping[str, int]
-    dtype: str
-    prepare: Prepare = _as_it_is
-
-    def events(
-        self, sizes: Mapping[str, int], names: dict[int, str] | None = None, is_first: bool = False
-    ) -> list[Event]:
-        """Run the model at these sizes (see ``run_factory``)."""
-        return run_factory(self.factory, {**sizes, **self.more_sizes}, self.dtype, names, self.prepare, is_first)
-
-    def names(self, runs: Runs, ones: Sequence[str]) -> dict[int, str]:
-        """Name the storages that autograd saves, by their numbers on the tape's variant in which ``ones`` are 1."""
-        names: dict[int, str] = {}
-        self.events(runs.draw(random.Random(0), ones), names)
-        return names
-
-    def tape(self, runs: Runs, known: list[Formula] | None = None) -> Tape:
-        """Solve the model's tape, on which storages have the names of the operations that made them.
-
-        The formulas are then checked by one larger run, unless another tape of the same model was solved before, or one
-        of the runs had the sizes that were asked for.
-
-        Args:
-            runs: which runs are made.
-            known: see ``solver.solve``.
-        """
-
-        def recorded(sizes: dict[str, int]) -> list[Event]:
-            shown = ", ".join(f"{letter}={size}" for letter, size in sizes.items())
-            try:
-                return self.events(sizes)
-            except NoFormula:
-                raise
-            except ConfigError as error:
-                helps = "; h:8 makes h a multiple of 8" if "h" in sizes else ""
-                raise type(error)(error.argument, f"at {shown}: {error.rule}{helps}") from error
-
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # the runs are tiny
+    def recorded(sizes: dict[str, int]) -> list[Event]:
+        shown = ", ".join(f"{letter}={size}" for letter, size in sizes.items())
         try:
-            is_first = not known  # later tapes have the same formulas
-            tape = solve(recorded, runs, known)
-            if is_first and not runs.at:
-                check_larger(tape, recorded, runs.rules)
-            return tape
-        finally:
-            torch.set_num_threads(threads)
+            return run(sizes)
+        except NoFormula:
+            raise
+        except ConfigError as error:
+            helps = "; h:8 makes h a multiple of 8" if "h" in sizes else ""
+            raise type(error)(error.argument, f"at {shown}: {error.rule}{helps}") from error
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the runs are tiny
+    try:
+        is_first = not known  # later tapes have the same formulas
+        tape = solve(recorded, runs, known)
+        if is_first and not runs.at:
+            check_larger(tape, recorded, runs.rules)
+        return tape
+    finally:
+        torch.set_num_threads(threads)
 
 
 def tape_of(factory: Factory, runs: Runs, more_sizes: Mapping[str, int] = {}, dtype: str = "") -> Tape:
-    """Solve the tape of a factory's model, and name the storages that autograd saves as the ledger does.
+    """Make the tape of a factory's model; storages that autograd saves get the names that the ledger gives them.
 
-    It is a GPU's tape where the two differ (``gpu_kernels``).
+    Where CPU and GPU kernels save different tensors, the tape has the GPU's (``gpu_kernels``).
 
     Args:
         factory: makes the model.
-        runs: which runs are made.
-        more_sizes: what the factory gets in each run beside the run's sizes.
-        dtype: of weights and floating-point inputs; "" for those that the factory makes.
+        runs: at which sizes the model is run.
+        more_sizes: further sizes that the factory gets in each run.
+        dtype: dtype of weights and floating-point inputs; "" to keep those that the factory makes.
     """
-    model = _Model(factory, more_sizes, dtype)
+
+    def run(sizes: Mapping[str, int], **options: Any) -> list[Event]:
+        return run_factory(factory, {**sizes, **more_sizes}, dtype, **options)
+
     with gpu_kernels_on_cpu():
-        tape = model.tape(runs)
+        tape = _tape(run, runs)
         for ones, events in tape.variants.items():
-            names = model.names(runs, ones)
+            names = _names(run, runs, ones)
             events[:] = [replace(e, name=names.get(e.number, e.name)) if isinstance(e, Make) else e for e in events]
     return tape
 
@@ -178,24 +157,24 @@ def run_factory(
     sizes: Mapping[str, int],
     dtype: str = "",
     names: dict[int, str] | None = None,
-    prepare: Prepare = _as_it_is,
+    code: str = "",
     is_first: bool = False,
 ) -> list[Event]:
-    """Make a model, run one microbatch, forward and backward, and return the events.
+    """Make a model, run forward and backward of one microbatch, and return the recorded events.
 
     Args:
         factory: makes the model and its inputs.
         sizes: all sizes that the factory gets.
-        dtype: of weights and floating-point inputs; "" for those that the factory makes.
-        names: if given, only forward runs, and this dict gets the ledger's names of what autograd saves, by the
-            numbers of the storages.
-        prepare: changes the model before it runs.
-        is_first: whether it is the first microbatch of a step (see ``record.record_step``).
+        dtype: dtype of weights and floating-point inputs; "" to keep those that the factory makes.
+        names: if given, only forward runs, and the function fills this dict with the ledger's names of the tensors
+            that autograd saves, by the storage's number.
+        code: Python that changes ``model`` before it runs.
+        is_first: whether to record the first microbatch of a step (see ``record.record_step``).
 
     Raises: ConfigError if the model doesn't run.
     """
     model, inputs = _built(factory, sizes, dtype)
-    prepare(model)
+    exec(code, {"model": model, "torch": torch})
 
     def forward(recorder: Recorder):
         if names is None:
@@ -232,28 +211,27 @@ def solved_blocks(
     held: Mapping[str, int] = {},
     fake: bool = False,
 ) -> dict[str, BlockModel]:
-    """Find a model's blocks, and make what predicts the model with any number of them (``BlockModel``).
+    """Find a model's equal blocks, and return an object that predicts the model with any number of them.
 
-    Its tapes are solved when they are first asked for.  A run of more blocks than a tape has then checks that each
-    further block adds the same.
+    The tapes behind it are made when they are first needed.  A run with more blocks then checks that each further block
+    adds the same bytes.
 
     Args:
         factory: makes the model; it must take the number of layers.
-        letters: the letters of the formulas, without that of the number of layers.
-        rules: what each letter is a multiple of.
-        dtype: of weights and floating-point inputs; "" for those that the factory makes.
-        may_be_one: letters of which runs with the value 1 are tried too.
-        parts: what of a block may be recomputed (``extrapolate_blocks.recompute_code``); "" is all of it.
-        at: the sizes that were asked for; a configuration's model has one of the runs there.
-        lora: rank of the adapters that are added to the model before it runs (``extrapolate_blocks.adapter_code``); 0
-            for none.
-        config: the configuration that the factory is made from, if it is.
-        held: letters that have these values in all runs.
+        letters: the letters of the formulas, without the one for the number of layers.
+        rules: what each letter must be divisible by (see ``solver.parsed_letters``).
+        dtype: dtype of weights and floating-point inputs; "" to keep those that the factory makes.
+        may_be_one: letters that are also tried with the value 1, where other operations may run.
+        parts: the parts of a block that may be recomputed (``extrapolate_blocks.recompute_code``); "" is all of it.
+        at: the sizes that the user asked for; if there is a ``config``, one run has exactly these.
+        lora: rank of the LoRA adapters that are added to the model before it runs (``adapter_code``); 0 for none.
+        config: the Hugging Face configuration from which the factory comes; None if there is none.
+        held: letters with a value that is the same in all runs.
         fake: whether to run on fake tensors.
 
     Returns: a ``BlockModel`` for each of ``parts``.
 
-    Raises: ConfigError, here or when a tape is solved, if no blocks are found, or if they aren't alike.
+    Raises: ConfigError, now or when a tape is made, if no blocks are found or if they aren't equal.
     """
     order, few_blocks = (config.order, 2) if config else (Order(), 5)
     sizes = dict(at) if config else draw_sizes(letters, rules, random.Random(0), held)
@@ -271,37 +249,39 @@ def solved_blocks(
     checked: set[str] = set()
     runs = Runs(letters, rules, held, may_be_one, _CONFIG_RUNS if config else len(letters) + 2, at if config else {})
 
-    # Below, the first ``recomputed`` blocks recompute ``part``, and ``saving`` more blocks save everything.
-    def prepare(part: str, recomputed: int, model: nn.Module) -> None:
-        exec(recompute_code(path, order.num_layers(recomputed), part), {"model": model})
+    # The first ``recomputed`` blocks recompute ``part``, and ``saving`` more blocks save everything.
+    def run_of(part: str, recomputed: int, saving: int) -> RunModel:
+        code = recompute_code(path, order.num_layers(recomputed), part)
 
-    def model_of(part: str, recomputed: int, saving: int) -> _Model:
-        return _Model(factory, {_BLOCKS: recomputed + saving}, dtype, partial(prepare, part, recomputed))
+        def run(sizes: Mapping[str, int], **options: Any) -> list[Event]:
+            with load_model.tensors_for(fake), gpu_kernels_on_cpu():
+                return run_factory(factory, {**sizes, _BLOCKS: recomputed + saving}, dtype, code=code, **options)
+
+        return run
 
     @cache
-    def solved(part: str, recomputed: int, saving: int) -> Tape:
+    def solved(part: str, recomputed: int, saving: int, only: tuple[str, ...] | None) -> Tape:
         show_progress(f"solving {recomputed + saving} blocks, of which {recomputed} run again")
-        with load_model.tensors_for(fake), gpu_kernels_on_cpu():
-            return model_of(part, recomputed, saving).tape(runs, known)
+        return _tape(run_of(part, recomputed, saving), replace(runs, only=only), known)
 
-    def tape(part: str, recomputed: int, saving: int) -> Tape:
-        found_tape = solved(part if recomputed else parts[0], recomputed, saving)
+    def tape(part: str, recomputed: int, saving: int, is_one: bool) -> Tape:
+        # Few plans ask for all tapes both at b = 1 and above.  The first one has both: on it formulas are found.
+        only = (("b",) if is_one else ()) if config and (recomputed, saving) != (0, 1) else None
+        found_tape = solved(part if recomputed else parts[0], recomputed, saving, only)
         if recomputed and saving and part not in checked:
             checked.add(part)
-            check(models[part], 3, 2, part)
+            check(models[part], 2, 2, part, {**sizes, "b": 1 if is_one else max(2, sizes["b"])})
         return found_tape
 
     @cache
     def names(part: str, recomputed: int, saving: int, ones: tuple[str, ...]) -> dict[int, str]:
-        with load_model.tensors_for(fake), gpu_kernels_on_cpu():
-            return model_of(part, recomputed, saving).names(runs, ones)
+        return _names(run_of(part, recomputed, saving), runs, ones)
 
-    def check(model: BlockModel, recomputed: int, saving: int, part: str) -> None:
+    def check(model: BlockModel, recomputed: int, saving: int, part: str, sizes: Mapping[str, int] = sizes) -> None:
         if config:  # a model with fewer blocks is solved here too: what it raises, ``_solved_config`` can mend
             saving = min(saving, config.num_blocks)
             recomputed = min(recomputed, config.num_blocks - saving)
-        with load_model.tensors_for(fake), gpu_kernels_on_cpu():
-            events = model_of(part, recomputed, saving).events(sizes, is_first=True)
+        events = run_of(part, recomputed, saving)(sizes, is_first=True)
         live = [live for event, live, _ in moments(events) if isinstance(event, Run)]
         measured = read_events(events).kept_bytes, max(live)
         need = model.need(sizes, recomputed, saving, is_first=True)
@@ -342,19 +322,19 @@ def solved_target(
     loss: str = "whole",
     lora: int = 0,
 ) -> tuple[dict[str, BlockModel], dict[str, int], int]:
-    """Solve the model that ``actmem plan`` is asked for, for any number of its blocks.
+    """Find the formulas of the model that the user gave to ``actmem plan``, for any number of its blocks.
 
     Args:
-        target: a factory, as ``file.py:factory``; or the content of a Hugging Face ``config.json``.
-        asked: the sizes asked for, by letter; with a configuration only s and b.
-        rules_text: what letters are multiples of, as ``h:8a``; with a factory only.
-        dtype: of weights and floating-point inputs.
-        parts: what of a block may be recomputed (see ``solved_blocks``).
-        loss: a key of ``extrapolate_blocks.LOSS_CODE``; with a configuration only, but for "whole".
-        lora: rank of the adapters; 0 for none.
+        target: a factory, such as ``file.py:factory``; or the content of a Hugging Face ``config.json``.
+        asked: the sizes that the user asked for, by letter; only s and b if ``target`` is a configuration.
+        rules_text: what letters must be divisible by, such as ``h:8a``; only if ``target`` is a factory.
+        dtype: dtype of weights and floating-point inputs.
+        parts: the parts of a block that may be recomputed (see ``solved_blocks``).
+        loss: how the loss is computed, a key of ``extrapolate_blocks.LOSS_CODE``; with a factory only "whole".
+        lora: rank of the LoRA adapters; 0 for none.
 
-    Returns: a ``BlockModel`` for each of ``parts``; the sizes asked for, without the number of layers; and the number
-        of blocks.
+    Returns: three items: a dict with a ``BlockModel`` for each of ``parts``; the sizes asked for, without the number of
+        layers; and the number of blocks.
 
     Raises: ConfigError if the model can't be run or solved.
     """
@@ -413,7 +393,8 @@ def _solved_config(
         rules, held = ({"s": (step, ())}, {}) if step else ({}, {"s": s})
         models = solved_blocks(factory, config.letters, rules, dtype, "b", parts, asked, lora, config, held, fake=True)
         shortest, longest = config.limits(s) if step else (s, s)
-        return {part: replace(model, shortest=shortest, longest=longest) for part, model in models.items()}
+        in_chunks = partial(replace, shortest=shortest, longest=longest, multiple=multiple if step else 1)
+        return {part: in_chunks(model) for part, model in models.items()}
 
     # A layer that loops over its tokens has no formula, and each run at a real length would take minutes.
     if s > 128:
@@ -421,7 +402,8 @@ def _solved_config(
             few, many = (len(run_factory(factory, {"s": n, "b": 1, _BLOCKS: 1}, dtype)) for n in (64, 128))
         if (many - few) * s // 64 > _MOST_EVENTS:
             raise ConfigError("target", f"operations grow with s: {few:,} at 64, {many:,} at 128; {OTHERWISE} works")
-    step = config.step(s, LOSS_CHUNKS if LOSS_CODE[loss] else 1)
+    multiple = config.multiple(LOSS_CHUNKS if LOSS_CODE[loss] else 1)
+    step = config.step(s, multiple)
     try:
         return solved_with(step), dict(asked), config.num_blocks
     except NoFormula:
@@ -475,7 +457,7 @@ def _blocks_of(
     Args:
         factory: makes the model.
         sizes: what the factory gets, but for the number of layers.
-        dtype: of weights and floating-point inputs.
+        dtype: dtype of weights and floating-point inputs.
         parts: what of a block may be recomputed; each must be in every block.
         order: which layers make up a block.
         few_blocks: how many blocks the model gets.

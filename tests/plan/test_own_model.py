@@ -377,6 +377,12 @@ def test_below_its_window_a_layer_is_billed_without_a_mask():
     assert (config.limits(4096)[0], config.step(8192, 8)) == (4096, 4096)
 
 
+def test_a_scan_of_one_chunk_is_billed_apart():
+    pytest.importorskip("transformers")
+    config = ConfigModel({"model_type": "falcon_h1", **SMALL, "num_hidden_layers": 2, "mamba_chunk_size": 32})
+    assert (config.limits(32), config.limits(64)[0]) == ((2, 63), 64)
+
+
 @pytest.mark.slow
 def test_a_model_of_two_blocks_without_a_formula_has_the_length_that_was_asked_for():
     pytest.importorskip("transformers")

@@ -132,9 +132,10 @@ class ConfigModel:
     def limits(self, s: int) -> tuple[int, int]:
         """Return the shortest and the longest sequence, in tokens, that run the same operations as one of ``s`` tokens.
 
-        Attention with a sliding window, for example, needs a mask only if the sequence is longer than the window.
+        Attention with a sliding window, for example, needs a mask only if the sequence is longer than the window; and a
+        scan of one chunk doesn't copy what a scan of two does.
         """
-        windows = self._numbers(_WINDOWS)
+        windows = self._numbers(_WINDOWS) | {2 * chunk for chunk in self._numbers(_CHUNKS)}
         above = [w - 1 for w in windows if w > s]
         return max((w for w in windows if w <= s), default=2), min(above + [self.positions])
 

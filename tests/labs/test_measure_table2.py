@@ -51,6 +51,7 @@ def test_room_counts_the_scores_that_are_needed_for_a_moment():
     assert needed_bytes(ModelShape(4096, 1, 64, 8, vocab_size=1), torch.bfloat16) == saved + 4 * scores
 
 
+@pytest.mark.nightly
 def test_bad_input_under_torchrun_is_said_once_by_rank_0():
     command = [*TORCHRUN, str(launch.LABS / SCRIPT), "--json", "/proc/actmem/x.json"]  # only rank 0 can find it
     done = subprocess.run(command, capture_output=True, text=True)

@@ -352,6 +352,7 @@ def under_a_hook(copy_of):
     return run
 
 
+@pytest.mark.by_day(20)
 @pytest.mark.parametrize(
     ("kind", "run", "retain_graph"),
     covering(["paper", *LLAMAS], [under_a_hook(in_order), under_a_hook(among_others), in_a_checkpoint], [False, True]),

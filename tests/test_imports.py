@@ -3,7 +3,10 @@
 import subprocess
 import sys
 
+import pytest
 
+
+@pytest.mark.slow
 def test_the_front_door_loads_nothing_until_a_name_is_asked_for():
     """All that needs no torch works without it, and a ledger without torch's compiler; every name of a front door is there."""
     program = """

@@ -30,24 +30,6 @@ def own_lines(errors):
     return [line for line in errors if line.startswith("measure_")]
 
 
-@pytest.mark.nightly
-def test_a_rank_is_killed_under_torchrun(tmp_path):
-    """torchrun names it; rank 0 has only lost a connection, and says nothing."""
-    run = planted(tmp_path, "is killed", "a collective", torchrun=True)
-    code, output, errors = run.end()
-    text = "\n".join(errors)
-    assert code and own_lines(errors) == []
-    assert re.search(r"Root Cause .*\n(.*\n)*  rank      : 1 .*\n  exitcode  : -9 .*SIGKILL", text), text
-    assert run.nothing_is_left()
-
-
-@pytest.mark.nightly
-def test_ranks_that_are_well_end_with_0(tmp_path):
-    """Under torchrun; chapters start labs without it, by day too."""
-    code, output, errors = planted(tmp_path, "is well", torchrun=True).end()
-    assert (code, errors) == (0, []) and "6 of 6 agree" in output
-
-
 #: A fault, how it is planted, and what is said.
 SAID: list[Any] = [
     ("is killed", {"place": "a collective"}, "rank 1 was ended by SIGKILL"),

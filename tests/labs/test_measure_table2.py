@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 from argparse import Namespace
 
 import pytest
@@ -10,23 +9,11 @@ import torch
 from measure_table2 import needed_bytes
 
 from actmem.config import ModelShape
-from actmem.formulas.activations import TABLE2
 from actmem_course import launch
 from actmem_course.lab_tools.machine import ranks_here
-from tests.labs.faults import TORCHRUN
-from tests.labs.in_process import lab_results, shown_in_80_columns
+from tests.labs.in_process import shown_in_80_columns
 
 SCRIPT = "measure_table2.py"
-
-
-def test_on_two_ranks(pools):
-    results = lab_results(pools[2], SCRIPT)
-    assert [r["configuration"] for r in results] == [c.name for c in TABLE2] * 2
-    assert {r["rank"] for r in results} == {0, 1}
-    for result in results:
-        assert result["measured_bytes"] == result["predicted_bytes"] + result["extra_bytes"]
-        assert result["exact"] and result["difference_bytes"] == 0
-        assert result["tensor_parallel_size"] == (1 if result["configuration"] == "none" else 2)
 
 
 def test_a_rank_that_torchrun_did_not_start_is_alone_on_its_host(monkeypatch):
@@ -49,15 +36,6 @@ def test_room_counts_the_scores_that_are_needed_for_a_moment():
     scores = 8 * 4096**2
     saved = 34 * 4096 * 64 + 5 * scores + 2 * 12 * 64**2
     assert needed_bytes(ModelShape(4096, 1, 64, 8, vocab_size=1), torch.bfloat16) == saved + 4 * scores
-
-
-@pytest.mark.nightly
-def test_bad_input_under_torchrun_is_said_once_by_rank_0():
-    command = [*TORCHRUN, str(launch.LABS / SCRIPT), "--json", "/proc/actmem/x.json"]  # only rank 0 can find it
-    done = subprocess.run(command, capture_output=True, text=True)
-    own = [line for line in done.stderr.splitlines() if line.startswith("measure_table2.py: ")]
-    assert len(own) == 1 and "--json: cannot write" in own[0]
-    assert done.returncode != 0 and "exitcode  : 2" in done.stderr and "(local_rank: 0)" in done.stderr
 
 
 def test_bad_input_ends_a_real_process_with_2_and_loses_nothing(tmp_path):

@@ -129,7 +129,7 @@ def test_other_optimizers_keep_other_states():
 
 
 def test_a_precision_keeps_what_a_run_keeps():
-    """Of bf16 by a run; of Megatron-LM's by its own parser's dtypes (test_framework_flags)."""
+    """Of bf16, by a run."""
     model = PlannedGPT("tiny", TINY)
     gpt = GPT(TINY, dtype=torch.bfloat16)
     optimizer = torch.optim.AdamW(gpt.parameters())
@@ -206,6 +206,7 @@ PUBLISHED = {
 REASONS = {"405B on 512": "recompute", "405B on 16,384": "bubble"}
 
 
+@pytest.mark.by_day(5)
 @pytest.mark.parametrize("case", PUBLISHED)
 def test_published_layouts_are_near_the_first_or_the_reason_is_printed(case):
     name, gpus, batch, sizes = PUBLISHED[case]

@@ -1,9 +1,9 @@
 """python labs/fit.py
 
-Make a model fit, flag by flag.  It starts as one GPU would train it alone, and runs out of memory: for real on a GPU;
-on a CPU by the ledger, on tensors that have no memory, under the card that you name.  Add --tensor, --sequence and
---recompute until it fits, with the least recomputation that you can.  Each try prints what was predicted and what was
-seen.  Once it fits, the planner says what it would do.
+Make a model fit into a GPU's memory, flag by flag.  Without flags one GPU trains the model alone, and runs out of
+memory.  Add --tensor, --sequence and --recompute until it fits, with as little recomputation as you can.  Each try
+prints the predicted and the measured peak.  On a GPU the steps are real; on a CPU they run on fake tensors, and the
+counted bytes are compared with the memory of the card that you name.  Once it fits, the planner says what it would do.
 
 Exit code 0 if the model fits, 1 if it does not, 2 on wrong use.
 """
@@ -64,7 +64,10 @@ def main() -> int:
 
 
 def check_options(args: Namespace) -> tuple[ModelShape, Parallel]:
-    """The model and how the ranks share it.  Raises ConfigError on what does not go together."""
+    """Return the model's shape and the parallel sizes that the options ask for.
+
+    Raises: ConfigError if options contradict each other.
+    """
     check_size("ranks", args.ranks, largest=64)
     if not 0 < args.card < 2**20:
         raise ConfigError("card", f"must be a number of GiB above 0, got {args.card:g}")
@@ -82,13 +85,13 @@ def check_options(args: Namespace) -> tuple[ModelShape, Parallel]:
 
 
 def predicted(shape: ModelShape, parallel: Parallel, recompute: str, device: str) -> Bill:
-    """The planner's bill of one rank at its peak: states, activations, the loss, and what backward makes."""
+    """Return the planner's prediction of one rank's peak, in parts: states, activations, loss, backward's tensors."""
     model = PlannedGPT("model", shape).on(device)
     return rank_bill(model, parallel, recompute, num_microbatches=1, pipeline_rank=0)
 
 
 def try_on_gpu(args: Namespace, shape: ModelShape, budget: int) -> bool:
-    """Two real training steps under the card's memory.  True if they fit."""
+    """Run two real training steps, limited to ``budget`` bytes of the GPU.  Return whether they fit."""
     found = climb(shape, args.tensor, args.sequence, args.recompute, "cuda", budget)
     if found["out_of_memory"]:
         print(f"  out of memory in {found['out_of_memory']}")
@@ -98,7 +101,7 @@ def try_on_gpu(args: Namespace, shape: ModelShape, budget: int) -> bool:
 
 
 def try_on_cpu(args: Namespace, shape: ModelShape, budget: int) -> bool:
-    """One step on fake tensors, which have no memory.  True if the most at once is within the card."""
+    """Run one step on fake tensors, count its peak, and return whether the peak is at most ``budget`` bytes."""
     print("  counting every storage of one step, about half a minute ...", file=sys.stderr, flush=True)
     counted = counted_peak(shape, args.tensor, args.sequence, args.recompute)
     print(f"  {'counted peak':<20}{counted / GIBIBYTE:>10.2f} GiB")
@@ -108,7 +111,10 @@ def try_on_cpu(args: Namespace, shape: ModelShape, budget: int) -> bool:
 
 
 def counted_peak(shape: ModelShape, tensor: bool, sequence: bool, recompute: str) -> int:
-    """The most bytes alive at once in one step of this emulated rank: the bill, the causal mask and token ids."""
+    """Return the most bytes alive at once in one step of this emulated rank, counted on fake tensors.
+
+    Beside what the planner's bill lists, it counts the causal mask and the token ids.
+    """
     tp = tensor_parallel(sequence_parallel=sequence) if tensor else TensorParallel()
     model = GPT(shape, tp, recompute=recompute, dtype=torch.bfloat16)
     main_weights = MainWeights(model)
@@ -121,7 +127,7 @@ def counted_peak(shape: ModelShape, tensor: bool, sequence: bool, recompute: str
 
 
 def advice(args: Namespace, shape: ModelShape, parallel: Parallel, budget: int, device: str) -> str:
-    """After a try that fits: whether less recomputation would do, and what the planner would do with these GPUs."""
+    """Return what to print after a try that fits: whether it fits with less recomputation, and the planner's choice."""
     lines = []
     for mode in MODES[: MODES.index(args.recompute)]:
         if predicted(shape, parallel, mode, device).bytes <= budget:

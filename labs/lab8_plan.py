@@ -19,18 +19,18 @@ if __name__ == "__main__":
 
 # 8.1: read “What fits”
 def rank_state_bytes(num_parameters: int, data_parallel_size: int, zero_stage: int) -> dict[str, int]:
-    """Bytes that the fullest rank holds from step to step.
+    """Return the bytes that stay between steps on the rank that has most of them.
 
-    Where parameters don't divide evenly, the fullest rank has one more.
+    If the parameters don't divide evenly among the ranks, this rank has one parameter more than others.
 
     Args:
-        num_parameters: of one rank after tensor and pipeline parallelism.
-        data_parallel_size: how many ranks divide them.
-        zero_stage: 0 divides nothing among the data-parallel ranks, 1 the optimizer states, 2 gradients as well, 3
+        num_parameters: on one rank, after tensor and pipeline parallelism.
+        data_parallel_size: how many data-parallel ranks there are.
+        zero_stage: what is divided among these ranks: 0 nothing, 1 the optimizer states, 2 gradients as well, 3
             weights as well.
 
     Returns:
-        Bytes of "weights", "gradients" and "optimizer states".
+        A dict with the bytes of "weights", "gradients" and "optimizer states".
 
     Source: 2205.05198 figure 1 shows stage 0; the others are 1910.02054 section 5.
     """
@@ -41,14 +41,14 @@ def rank_state_bytes(num_parameters: int, data_parallel_size: int, zero_stage: i
 def largest_micro_batch_size(
     memory_bytes: int, fixed_bytes: int, bytes_per_sequence: int, pipeline_parallel_size: int, sequences: int
 ) -> int:
-    """The largest microbatch that fits on the first of p stages under 1F1B.
+    """Return the largest microbatch that fits into memory on the first of p stages under 1F1B.
 
     Args:
-        memory_bytes: a stage that takes exactly so much fits.
-        fixed_bytes: what doesn't grow with the microbatch.
-        bytes_per_sequence: what the stage's layers save of one sequence until its backward.
+        memory_bytes: the most bytes that the stage may take.
+        fixed_bytes: bytes that don't grow with the microbatch, such as weights.
+        bytes_per_sequence: bytes that the stage's layers save for one sequence until its backward.
         pipeline_parallel_size: p.
-        sequences: of one step, on this rank; they are split into whole microbatches of one size.
+        sequences: how many sequences this rank trains on in one step; they are split into microbatches of equal size.
 
     Returns:
         Sequences in a microbatch; 0 if none fits.

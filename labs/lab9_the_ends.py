@@ -25,25 +25,26 @@ from torch.autograd import Function
 
 # given: the dtype to compute in
 def wide(x: Tensor) -> Tensor:
-    """x in float32; float64 stays as it is."""
+    """Return x in float32, or x itself if it is float64."""
     return x if x.dtype is torch.float64 else x.float()
 
 
 # 9.1: read “What the loss saves”
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """The loss of each token, log Σ exp(logits) − the target's logit.
+    """Return the loss of each token, log Σ exp(logits) − the target's logit.
 
-    Compute in wide(logits), in backward too: where p is near 1, 16 bits lose p − 1.
+    Compute in the dtype of wide(logits), in backward too: the target's gradient is p − 1, which 16 bits round to 0 if
+    the probability p is near 1.
 
     Args:
         logits: [s, b, v].
         targets: [s, b], ids from 0 to v − 1.
 
     Returns:
-        [s, b], in the dtype of wide(logits).  The gradient of logits has their dtype.
+        [s, b], in the dtype of wide(logits).  The gradient of logits has the dtype of logits.
 
-    Saves: the ids, one tensor of v elements per token in the dtype of logits, and at most 32 bytes per token more:
-        2sbv in 16 bits, where F.cross_entropy(logits.float(), …) saves 4sbv.
+    Saves: the ids, one tensor of v elements per token in the dtype of logits, and at most 32 bytes per token more.
+        That is 2sbv in 16 bits, where F.cross_entropy(logits.float(), …) saves 4sbv.
     Source: 2205.05198 section 4.3 counts those 4sbv.
     """
     raise NotImplementedError
@@ -51,22 +52,22 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 # 9.2: read “A chunk at a time”
 def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, chunk: int) -> Tensor:
-    """cross_entropy(F.linear(x, weight), targets), with the logits of ``chunk`` tokens at a time.
+    """Return cross_entropy(F.linear(x, weight), targets), but compute the logits of ``chunk`` tokens at a time.
 
-    No tensor is larger than the logits of a chunk, or than x or weight.  At once there are at most 4 tensors as
-    large as a chunk's logits, 3 as large as x, and 3 as large as weight.  4 matmuls of s·b·v·h run, where the plain
-    form runs 3.  The gradient of weight is added up over the chunks in wide(weight)'s dtype, float32.
+    No tensor may be larger than the largest of a chunk's logits, x and weight.  At any time at most 4 tensors as large
+    as a chunk's logits may be alive, 3 as large as x, and 3 as large as weight.  4 matmuls of s·b·v·h run, where the
+    plain form runs 3.  Add up the gradient of weight over the chunks in the dtype of wide(weight), float32.
 
     Args:
         x: [s, b, h].
         weight: [v, h].
         targets: [s, b], ids from 0 to v − 1.
-        chunk: tokens, not positions; it need not divide s·b.
+        chunk: how many of the s·b tokens; it need not divide s·b.
 
     Returns:
         [s, b], in the dtype of wide(x).  The gradients have the dtypes of x and weight.
 
     Saves: x, and 32 bytes per token at most.
-    Source: 2205.05198 section 4.3 counts the 4sbv bytes of logits that are gone.
+    Source: 2205.05198 section 4.3 counts 4sbv bytes of logits, which are not saved here.
     """
     raise NotImplementedError

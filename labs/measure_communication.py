@@ -1,9 +1,9 @@
 """torchrun --nproc-per-node 2 labs/measure_communication.py
 
-The collectives of one transformer layer's ranks (2205.05198 section 4.2): number, kind and bytes of the collectives in
-every mode, by formula and counted; time and bus bandwidth of each kind at several sizes, so also of one all-reduce
-against a reduce-scatter and an all-gather of the same bytes; and how much of backward's collectives the matmuls hide,
-by its time with and without overlap.
+The collectives of one transformer layer (2205.05198 section 4.2). First their kinds, numbers and bytes in every mode,
+by formula and counted. Then the time and bus bandwidth of each kind at several sizes, to compare an all-reduce with a
+reduce-scatter and an all-gather of the same bytes. Last how much of the collectives' time in backward the matmuls hide:
+backward is timed with and without overlap.
 Exit code 0 if every count agrees with the formula, 1 if any does not, 2 on wrong use.
 """
 
@@ -29,7 +29,6 @@ from actmem.parallel.collectives import all_gather, all_reduce, reduce_scatter
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem_course.figures.text import overhead_text
 from actmem_course.figures.units import milliseconds, size_text
-from actmem_course.files import check_files
 from actmem_course.lab_tools import options
 from actmem_course.lab_tools.held_bytes import layer_runner
 from actmem_course.lab_tools.machine import clock_name, described
@@ -52,8 +51,7 @@ def main() -> int:
     parser = timing_parser("measure_communication.py", __doc__ or "")
     args = parser.parse_args()
     with parser.refusing():
-        check_files(args, "json")
-        size = check_ranks(args, parser.prog)
+        size = check_ranks(args, parser.prog, "json")
         dtype = options.check_timing(args)
         if args.emulate is None:
             shape = speed_shape(args, size, dtype)
@@ -63,7 +61,6 @@ def main() -> int:
 
     with ranks(args) as here:
         screen = screen_of(here.rank)
-        torch.manual_seed(1234)
         place = (shape, here, getattr(torch, dtype))
         own = count_layers(*place)
         counted = gather_rows(here, own)
@@ -97,10 +94,12 @@ def main() -> int:
 
 
 def count_layers(shape: ModelShape, here: Ranks, dtype: torch.dtype) -> list[dict[str, Any]]:
-    """The collectives of one layer in every form and mode, predicted and counted.  Every rank must call it.
+    """Predict and count one layer's collectives, for every form of parallelism and mode of recomputation.
+
+    Every rank must call it.
 
     Returns: a row for each form and mode.
-        ``name``, ``recompute``: the form, a key of FORMS, and the mode.
+        ``name``, ``recompute``: the form of parallelism, a key of FORMS, and the mode.
         ``predicted``, ``measured``: how many collectives of each kind run in forward and backward.
         ``predicted_wire_bytes``, ``measured_wire_bytes``: the bytes that this rank sends for them.
         ``exact``: whether numbers and bytes agree; ``difference``: both numbers, in words.
@@ -131,17 +130,17 @@ def count_layers(shape: ModelShape, here: Ranks, dtype: torch.dtype) -> list[dic
 def predict(
     shape: ModelShape, tp: TensorParallel, dtype: torch.dtype, recompute: str = "none"
 ) -> list[PredictedCollective]:
-    """One layer's collectives, forward and backward, in the form that ``tp`` has."""
+    """Predict one layer's collectives in forward and backward, for the form of parallelism that ``tp`` describes."""
     parallel = Parallel(tp.size, tp.sequence_parallel)
     return layer_collectives(shape, parallel, recompute, dtype.itemsize, keep_gathered_input=tp.keep_gathered_input)
 
 
 def collectives_of(collectives: list[Collective], size: int) -> list[PredictedCollective]:
-    """The counted collectives, as the formula names them: those of one kind and payload are one entry.
+    """Turn counted collectives into the form that predictions have: one entry for all of one kind and payload.
 
     Args:
-        collectives: what ``count_collectives`` counted.
-        size: how many ranks run them.
+        collectives: from ``count_collectives``.
+        size: how many ranks take part in each.
     """
     found = Counter((one.kind, one.payload_bytes) for one in collectives)
     return [PredictedCollective(kind, "measured", size, payload, count) for (kind, payload), count in found.items()]
@@ -151,10 +150,10 @@ def collectives_of(collectives: list[Collective], size: int) -> list[PredictedCo
 
 
 def measure_bandwidths(here: Ranks, rounds: int) -> list[dict[str, Any]]:
-    """Each kind of collective at each of ``SIZES``: its time, and its bus bandwidth.  Every rank must call it.
+    """Time each kind of collective at each of ``SIZES``, and compute its bus bandwidth.  Every rank must call it.
 
-    The bus bandwidth is what one rank sends around a ring, by formula, over the time: what a link carries, whatever the
-    kind and however many ranks.
+    The bus bandwidth is the bytes that one rank sends in a ring, by formula, divided by the time. It is the rate of one
+    link, so it can be compared between kinds and numbers of ranks.
 
     Returns: a row for each kind and size: ``kind``; ``bytes`` of the whole tensor; ``sent_bytes``, what one rank sends;
         ``seconds``, the median; ``bus``, the bus bandwidth in bytes a second.
@@ -181,13 +180,16 @@ def measure_bandwidths(here: Ranks, rounds: int) -> list[dict[str, Any]]:
 def compare_overlap(
     shape: ModelShape, here: Ranks, dtype: torch.dtype, sequence_parallel: bool, rounds: int
 ) -> dict[str, Any]:
-    """Time backward of one layer, and the same if it waits for each collective at once.  Every rank must call it.
+    """Time backward of one layer with its collectives overlapped by matmuls, and without overlap.
+
+    Every rank must call it.
 
     Returns:
-        ``comparison``, ``first``, ``second``: what is compared, and the names of the two, with and without overlap.
-        ``first_seconds``, ``second_seconds``: their medians.
-        ``over``: how much longer the second takes, as ``Timings.over`` has it.
-        ``hidden``: the share of the collectives' own time that overlap takes off backward; None if that could be noise.
+        ``comparison``: what is compared, in words.
+        ``first``, ``second``: the names of the two, with overlap and without.
+        ``first_seconds``, ``second_seconds``: their median seconds.
+        ``over``: how much longer backward takes without overlap, as ``Timings.over`` returns it.
+        ``hidden``: the share of the collectives' time that overlap saves; None if the difference could be noise.
     """
     title = f"Backward, tensor {'+ sequence' if sequence_parallel else 'parallel'}"
     tp = tensor_parallel(sequence_parallel=sequence_parallel)
@@ -223,9 +225,9 @@ def compare_overlap(
 
 @contextmanager
 def without_overlap() -> Iterator[None]:
-    """In the block, column-parallel linears wait for each collective of backward right after starting it.
+    """While the block runs, column-parallel linears wait for each collective of backward right after starting it.
 
-    The same collectives and matmuls run in the same order, but nothing overlaps.
+    The same collectives and matmuls run in the same order, but they don't overlap.
     """
 
     def waiting(start: Callable) -> Callable:
@@ -246,7 +248,7 @@ def without_overlap() -> Iterator[None]:
 
 
 def counts_table(rows: list[dict[str, Any]], title: str) -> Table:
-    """A form and mode a line: how many of each kind, and bytes that each rank sends around a ring."""
+    """Make a table with a line for each form and mode: numbers of collectives, and the bytes that a rank sends."""
     columns = map(numbers, ("all-red.", "gather", "scatter", "bytes sent", "diff."))
     made = table(title, "one layer, forward + backward", *columns, tight=True)
     for name in FORMS:
@@ -260,7 +262,7 @@ def counts_table(rows: list[dict[str, Any]], title: str) -> Table:
 
 
 def bandwidths_table(rows: list[dict[str, Any]]) -> Table:
-    """A size a line: GB/s that each rank sends around the ring, and below it the microseconds."""
+    """Make a table with a line for each size: the bus bandwidth in GB/s, and below it the time in microseconds."""
     made = table("Bus bandwidth: bytes that each rank sends around a ring, over the time", "", *map(numbers, KINDS))
     for size in dict.fromkeys(row["bytes"] for row in rows):
         own = [row for row in rows if row["bytes"] == size]
@@ -270,7 +272,7 @@ def bandwidths_table(rows: list[dict[str, Any]]) -> Table:
 
 
 def comparison_text(row: dict[str, Any]) -> str:
-    """A sentence on one comparison."""
+    """Return a sentence on a row of ``compare_overlap``."""
     times = ", ".join(f"{row[one]} {milliseconds(row[f'{one}_seconds'])} ms" for one in ("first", "second"))
     if not row["over"]["is_real"]:
         return f"{times}; no difference that stands out of the noise (±{100 * row['over']['within']:.0f}%)."

@@ -1,7 +1,7 @@
 """python labs/measure_gpu.py
 
-All that one GPU can tell in 8 minutes, as one emulated rank of 8: Table 2 by the allocator, the wall of the 22B model,
-Table 4, models that others wrote, attention kernels, the caching allocator, torch's own parallel layer.
+What one GPU can measure in 8 minutes, as one emulated rank of 8: Table 2 by the allocator, the memory wall of the 22B
+model, Table 4, models from other libraries, attention kernels, the caching allocator, torch's own parallel layer.
 
 Writes labs/results/DEVICE-DATE.json after every step, so that what was measured is kept whatever happens.
 Try it without a GPU: --device cpu --quick
@@ -89,7 +89,7 @@ def options() -> Namespace:
 
 
 def file_name(device: str) -> str:
-    """As nvidia-h200-2026-11-26; a second run of a day gets a number."""
+    """Return a name for the file of results, such as nvidia-h200-2026-11-26; a day's second run gets a number."""
     name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
     stem = f"{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}-{date.today()}"
     number = sum(1 for _ in RESULTS.glob(f"{stem}*.json")) + 1
@@ -97,7 +97,7 @@ def file_name(device: str) -> str:
 
 
 def measure_paper(session: Session, args: Namespace, memory: int) -> None:
-    """The paper's layers and its 22B model as one emulated rank, the most important first."""
+    """Measure the paper's layers and its 22B model as one emulated rank, the most important measurement first."""
     device, dtype, quick = args.device, torch.bfloat16, args.quick
     ranks, rounds = Ranks(0, RANKS, device, emulated=True), 2 if quick else 12
     shapes = {name: TINY if quick else PAPER_MODELS[name].shape for name in ("22B", "175B")}
@@ -124,7 +124,10 @@ def measure_paper(session: Session, args: Namespace, memory: int) -> None:
 
 
 def measure_others(session: Session, args: Namespace, predictions: Predictions, steps: tuple) -> None:
-    """Strangers' models, attention kernels and the allocator: bytes only, so other processes may use the CPU."""
+    """Measure other libraries' models, attention kernels and the allocator.
+
+    Only bytes are measured, not times; so the predictions run in other processes meanwhile.
+    """
     for name, sizes in dict(steps).items():
         predictions.start_plan(name, sizes)
     for name, sizes in steps:
@@ -146,14 +149,17 @@ def measure_others(session: Session, args: Namespace, predictions: Predictions, 
 
 
 def measure_dtensor(session: Session, args: Namespace) -> None:
-    """Torch's own parallel layer beside ours: timed, so when no prediction runs any more."""
+    """Time torch's own parallel layer and ours. Call it when no prediction runs any more, which would disturb times."""
     shape, rounds = (TINY, 2) if args.quick else (PAPER_MODELS["22B"].shape, 12)
     ranks = Ranks(0, RANKS, args.device, emulated=True)
     session.step("peers", "22B", lambda: {"rows": measure_peers(shape, ranks, torch.bfloat16, rounds=rounds)})
 
 
 def report(results: dict) -> int:
-    """Print what was predicted beside what was measured, then what was skipped."""
+    """Print what was predicted beside what was measured, then what was skipped.
+
+    Returns: the exit code: 1 if a count of Table 2 differs from its prediction or a measurement failed, else 0.
+    """
     wrong = 0
     print("\nTable 2, bytes of one layer        predicted           ledger        requested   apart")
     for row in results.get("table2", []):

@@ -1,9 +1,9 @@
 """python labs/measure_host.py    (or: make gpus)
 
-All GPUs of this host, or --ranks N processes on its CPU, through five labs in order: Table 2 on real ranks, parity
-with one device, a pipeline of two stages, communication with one hardware queue and with eight, and Table 4 with a
-trace that shows how much of the collectives the matmuls hide. Everything goes into one JSON file and one page. A lab
-that fails does not end the others.
+Run five labs on all GPUs of this host, or in --ranks N processes on its CPU: Table 2 on real ranks, parity with one
+device, a pipeline of two stages, communication with one hardware queue and with eight, and Table 4 with a trace that
+shows how much of the collectives' time the matmuls hide. All results go into one JSON file and one page. If a lab
+fails, the others still run.
 Two hosts: sbatch labs/slurm.sbatch labs/measure_host.py --html host.html
 Exit code 0 if every lab agrees with its formulas, 1 if one does not, 2 on wrong use.
 """
@@ -39,10 +39,10 @@ QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 @dataclass(frozen=True)
 class Step:
-    """One lab's run.
+    """One run of a lab's script.
 
-    needs: how many ranks it takes at least.  is_timed: whether it has rounds.  traced: whether it writes a profiler's
-    trace.
+    needs: the fewest ranks with which it runs.  environment: variables to set for it.  is_timed: whether it takes
+    --rounds.  traced: whether it writes a profiler's trace.
     """
 
     title: str
@@ -55,7 +55,7 @@ class Step:
 
 
 def steps(ranks: int) -> list[Step]:
-    """What is run on so many ranks, in order."""
+    """Return the labs to run on ``ranks`` ranks, in order."""
     return [
         Step(f"Table 2 on {counted(ranks, 'rank')}", "measure_table2.py"),
         Step("Parity with one device", "measure_parity.py"),
@@ -153,7 +153,7 @@ def run(step: Step, arguments: tuple[object, ...], ranks: int, start: list[str])
 
 
 def page(results: dict[str, Any]) -> str:
-    """One page: what each lab printed, the overlap seen in the trace, and the pipeline's memory as a figure."""
+    """Return an HTML page: what each lab printed, the overlap in the trace, and a figure of the pipeline's memory."""
     device = results["machine"]["device"]
     parts = [f"<h1>{results['ranks']} ranks on {html.escape(device)}, torch {results['machine']['torch']}</h1>"]
     for title, found in results["labs"].items():
@@ -167,7 +167,11 @@ def page(results: dict[str, Any]) -> str:
 
 
 def hidden_lines(hidden: list[dict[str, Any]]) -> Iterator[str]:
-    """A sentence for each kind of collective of a step."""
+    """Yield a sentence for each kind of collective: how long it takes in a step, and how much of that is hidden.
+
+    Args:
+        hidden: rows of ``hidden_collectives``.
+    """
     for row in hidden:
         yield (
             f"{row['step']}, {row['pass']}: {row['kind']} kernels take {row['ms']:.2f} ms, "
@@ -176,7 +180,11 @@ def hidden_lines(hidden: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def memory_figure(rows: list[dict[str, Any]]) -> str:
-    """The memory of each stage's first rank over the step, as HTML that needs no network."""
+    """Return a figure of the memory of each stage's first rank over the step, as HTML that needs no network.
+
+    Args:
+        rows: of ``labs/measure_pipeline.py``, one for each rank.
+    """
     import plotly.graph_objects as go  # loaded only to draw
 
     from actmem.formulas.schedule import one_forward_one_backward

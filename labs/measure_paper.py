@@ -71,9 +71,13 @@ def main() -> int:
 
 
 def measure_paper(names: Sequence[str], models: Sequence[str]) -> dict[str, list[PaperEntry]]:
-    """The entries of each section.  Model by model, because a model's sections share what is measured for them.
+    """Compare the paper's numbers with ours, section by section; all ranks are emulated in this process.
 
-    Every rank is emulated: one process is enough, and no model needs more than one.
+    Args:
+        names: of the sections, such as "table2".
+        models: of the paper's models.
+
+    Returns: for each section its entries. A measurement that several sections of one model need runs once.
     """
     found: dict[str, list[PaperEntry]] = {name: [] for name in names}
     for model in (*models, ""):
@@ -84,7 +88,7 @@ def measure_paper(names: Sequence[str], models: Sequence[str]) -> dict[str, list
 
 
 def models_of(section: str, models: Sequence[str]) -> Sequence[str]:
-    """Which of the models that were asked for a section is about; "" stands for the paper as a whole."""
+    """Return those of ``models`` for which a section is printed; [""] for a section about no single model."""
     if section == "disagreements":
         return [""]
     if section == "table4":

@@ -1,7 +1,7 @@
 """torchrun --nproc-per-node 2 labs/measure_parity.py
 
-One layer shared by all ranks against the same layer on one: output and every gradient in
-float64, the collectives of forward and of backward, and the gradients that each rank has in part.
+Compare one layer shared by all ranks with the same layer on one rank: its output and every gradient, in float64.  Also
+show the collectives of forward and backward, and the parameters whose gradients must be summed over the ranks.
 Exit code 0 if all numbers agree, 1 if any does not, 2 on wrong use.
 """
 
@@ -19,7 +19,6 @@ from actmem.parallel.collectives import all_gather
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import load_dense, reduce_partial_gradients, shard
 from actmem_course.arguments import add_rank_arguments
-from actmem_course.files import check_files
 from actmem_course.lab_tools.options import add_shape_arguments, lab_parser, shape_from
 from actmem_course.lab_tools.output import gather_rows, screen_of, status, write_rows
 from actmem_course.lab_tools.tables import numbers, red_if, table
@@ -43,9 +42,8 @@ def main() -> int:
     add_rank_arguments(parser, emulate=False)
     args = parser.parse_args()
     with parser.refusing():
-        check_files(args, "json")
         shape = shape_from(args)
-        check_shape(shape, check_ranks(args, parser.prog))
+        check_shape(shape, check_ranks(args, parser.prog, "json"))
 
     with ranks(args) as here:
         screen = screen_of(here.rank)
@@ -65,7 +63,7 @@ def main() -> int:
 
 
 def check_shape(shape: ModelShape, size: int) -> None:
-    """Raise ConfigError if the ranks cannot share the layer, or if it is too large to be run whole in float64."""
+    """Raise ConfigError if the ranks can't share the layer, or if it is too large to run unsharded in float64."""
     check_layer(shape, Parallel(size, sequence_parallel=True))
     a, b, h, s = shape.letters()
     if 12 * h * h + 20 * s * b * h + 4 * a * s * s * b > 2**27:
@@ -74,9 +72,9 @@ def check_shape(shape: ModelShape, size: int) -> None:
 
 
 def measure(shape: ModelShape, form: str, here: Ranks) -> dict[str, Any]:
-    """One form of parallelism on this rank, beside the unsharded layer with the same weights and input.
+    """Run a layer in one form of parallelism, and compare it with the unsharded layer of the same weights and input.
 
-    Every rank must call it.  Without dropout, which draws other numbers on each rank.
+    Every rank must call it.  There is no dropout, because each rank would draw other numbers.
 
     Args:
         form: a key of FORMS.
@@ -131,18 +129,18 @@ def measure(shape: ModelShape, form: str, here: Ranks) -> dict[str, Any]:
 
 
 def own_tokens(tensor: Tensor, tp: TensorParallel) -> Tensor:
-    """This rank's tokens under sequence parallelism; else all of them."""
+    """Return this rank's tokens of an unsharded ``[s, …]``: ``[s/t, …]`` under sequence parallelism, else all."""
     return tensor.chunk(tp.size)[tp.rank] if tp.sequence_parallel else tensor
 
 
 def gradient(tensor: Tensor) -> Tensor:
-    """The gradient that backward left."""
+    """Return ``tensor.grad``, which backward must have set."""
     assert tensor.grad is not None
     return tensor.grad
 
 
 def error_of(ours: Tensor, theirs: Tensor) -> float:
-    """The largest difference of two elements, as a share of elements larger than 1."""
+    """Return the largest error over all elements: relative for elements above 1, absolute for smaller ones."""
     share = (ours - theirs).abs() / theirs.abs().clamp_min(1.0)
     return share.nan_to_num(nan=math.inf, posinf=math.inf).max().item()  # max() of Python's may pass over a NaN
 

@@ -1,8 +1,8 @@
 """torchrun --nproc-per-node 2 labs/measure_peers.py
 
-The same transformer layer by this course and by torch's DTensor plan, with tensor and sequence parallelism, in one run:
-time of the forward and the backward pass in turns, bytes saved by one ledger, bytes at the peak. Over gloo DTensor runs
-as shipped, and once more with our reduce-scatter.
+Compare this course's transformer layer with the same layer by torch's DTensor plan, under tensor and sequence
+parallelism: times of forward and backward, measured in turns; bytes saved, by the same ledger; bytes at the peak.
+Over gloo, DTensor's layer runs as shipped, and once more with our reduce-scatter.
 On one GPU: python labs/measure_peers.py --emulate 8 --device cuda --model 22B
 Exit code 0, or 2 on wrong use.
 """
@@ -34,7 +34,6 @@ from actmem.parallel.collectives import reduce_scatter
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem_course.figures.text import overhead_text
 from actmem_course.figures.units import milliseconds, size_text
-from actmem_course.files import check_files
 from actmem_course.lab_tools import options
 from actmem_course.lab_tools.held_bytes import Runner, held_by
 from actmem_course.lab_tools.machine import EMULATED, clock_name, described
@@ -61,15 +60,13 @@ def main() -> int:
     parser = timing_parser("measure_peers.py", __doc__ or "")
     args = parser.parse_args()
     with parser.refusing():
-        check_files(args, "json")
-        size = check_ranks(args, parser.prog)
+        size = check_ranks(args, parser.prog, "json")
         dtype = options.check_timing(args)
         shape = speed_shape(args, size, dtype)
     # What torch warns of while DTensors are made is not this lab's to say.
     warnings.filterwarnings("ignore")
     with ranks(args, real_tensors=True) as here:
         screen = screen_of(here.rank)
-        torch.manual_seed(1234)
         rows = measure_peers(shape, here, getattr(torch, dtype), rounds=args.rounds)
         screen.print(peers_table(rows, f"One layer by others: {described(shape, here, dtype)}"))
         screen.print(NOTE)
@@ -85,9 +82,9 @@ def main() -> int:
 
 
 class PlainLayer(nn.Module):
-    """The paper's layer as one writes it for a single device: ``[s, b, h]`` in and out.
+    """The paper's layer in plain torch for a single device: ``[s, b, h]`` in and out.
 
-    recompute: one of MODES, by ``torch.utils.checkpoint``.
+    recompute: one of MODES; it uses ``torch.utils.checkpoint``.
     """
 
     mask: Tensor
@@ -121,14 +118,14 @@ class PlainLayer(nn.Module):
 
 
 def dropout(x: Tensor, p: float) -> Tensor:
-    """Dropout with a 1-byte mask; on CPU F.dropout would keep one of the activations' dtype."""
+    """Return x after dropout. It saves a 1-byte mask; on a CPU F.dropout saves one of the activations' dtype."""
     return torch.native_dropout(x, p, True)[0] if p else x
 
 
 class DTensorLayer(nn.Module):
-    """PlainLayer sharded by torch's plan; ``[s/t, b, h]`` in and out, plain tensors.
+    """A PlainLayer sharded by torch's DTensor plan: plain tensors ``[s/t, b, h]`` in and out.
 
-    ours: the layer of the same rank whose weights it takes.
+    ours: this course's layer on the same rank; its weights are copied.
     """
 
     def __init__(self, shape: ModelShape, tp: TensorParallel, recompute: str, p: float, ours: TransformerLayer):
@@ -159,7 +156,7 @@ class DTensorLayer(nn.Module):
 
 
 class WithMask(nn.Module):
-    """Our layer with a causal mask made once, as PlainLayer has it and as layers of one model share it."""
+    """This course's layer with a causal mask that is made once, as in PlainLayer, and not in every forward pass."""
 
     def __init__(self, layer: TransformerLayer, mask: Tensor):
         super().__init__()
@@ -172,7 +169,7 @@ class WithMask(nn.Module):
 
 @contextmanager
 def our_reduce_scatter(tp: TensorParallel) -> Iterator[None]:
-    """In the block DTensor's reduce-scatters over ``tp`` are ours, so that what is left is the layer's own time."""
+    """While the block runs, DTensor uses our reduce-scatter over ``tp``, so that only the layers' own times differ."""
 
     def functional(x: Tensor, op: str, scatter_dim: int, group) -> Tensor:
         assert op.lower() == "sum" and scatter_dim == 0
@@ -187,7 +184,7 @@ def our_reduce_scatter(tp: TensorParallel) -> Iterator[None]:
 def runners_of(
     shape: ModelShape, here: Ranks, dtype: torch.dtype, recompute: str, p: float = 0.1
 ) -> tuple[Runner, Runner]:
-    """Our layer and DTensor's, with the same weights and the same input."""
+    """Make our layer and DTensor's, ready to be timed, with the same weights and the same input."""
     tp = tensor_parallel(sequence_parallel=True)
     ours = TransformerLayer(shape, tp, recompute=recompute, p=p, device=here.device, dtype=dtype)
     leaf = layer_input(shape, tp, here.device, dtype)
@@ -196,11 +193,11 @@ def runners_of(
 
 
 def measure_peers(shape: ModelShape, here: Ranks, dtype: torch.dtype, *, rounds: int) -> list[dict[str, Any]]:
-    """A row for each mode and layer, ours first.  Every rank must call it.
+    """Time both layers in every mode of recomputation, and count their bytes.  Every rank must call it.
 
     All modes of all layers take turns in every round, so that modes can be compared too.
 
-    Returns:
+    Returns: a row for each mode and layer, ours first.
         ``mode``, ``name``: one of MODES, and whose layer it is.
         ``forward_seconds``, ``backward_seconds``, ``combined_seconds``: medians.
         ``ours``: how much longer our layer takes than this one, as ``Timings.over`` has it; None for ours.
@@ -233,7 +230,11 @@ def measure_peers(shape: ModelShape, here: Ranks, dtype: torch.dtype, *, rounds:
 
 
 def peers_table(rows: list[dict[str, Any]], title: str) -> Table:
-    """A mode and layer a line: medians, our time over it, the overhead of recomputation, bytes held and at the peak."""
+    """Make a table with a line for each mode and layer.
+
+    Its columns are median times, our layer's time compared with this one's, the overhead of recomputation, bytes held
+    for backward, and bytes at the peak.
+    """
     columns = map(numbers, ("milliseconds", "ours ÷ it", "overhead", "holds, peak"))
     made = table(title, "layer", *columns, tight=True)
     for mode in MODES:

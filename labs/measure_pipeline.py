@@ -1,7 +1,7 @@
 """torchrun --nproc-per-node 4 labs/measure_pipeline.py --pipeline 2 --tensor 2
 
-One training step on a pipeline (2205.05198 section 4.2.3): what every rank holds when it holds
-most, by formula and counted, and whether torch ran the planned schedule.
+One training step on a pipeline (2205.05198 section 4.2.3): the bytes that every rank saves at its peak, by formula and
+counted, and whether torch ran the planned schedule.
 Exit code 0 if all agrees to the byte, 1 if anything does not, 2 on wrong use.
 """
 
@@ -25,7 +25,6 @@ from actmem.ledger.recorder import Ledger, record
 from actmem.pipeline import Pipeline, Stage, Watcher, check_pipeline, make_mesh
 from actmem.rows import Row, extra_rows, merge, paper_rows, total
 from actmem_course.arguments import add_rank_arguments
-from actmem_course.files import check_files
 from actmem_course.lab_tools import options
 from actmem_course.lab_tools.layer_bytes import compared
 from actmem_course.lab_tools.machine import described, first_that_fits
@@ -61,15 +60,13 @@ def main() -> int:
     add_rank_arguments(parser, emulate=False)
     args = parser.parse_args()
     with parser.refusing():
-        check_files(args, "json")
-        size = check_ranks(args, parser.prog)
+        size = check_ranks(args, parser.prog, "json")
         plan = plan_from(args, size)
         plan.check(size)
         first_that_fits({plan.shape: plan.largest_bytes(options.ELEMENT_SIZES[args.dtype])}, args)
 
     with ranks(args) as here:
         screen = screen_of(here.rank)
-        torch.manual_seed(1234)
         with status(here.rank, "running one step"):
             rows = gather_rows(here, [measure(plan, here, getattr(torch, args.dtype))])
         screen.print(bytes_table(rows, described(plan.shape, here, args.dtype)))
@@ -88,7 +85,7 @@ def main() -> int:
 
 @dataclass(frozen=True)
 class Plan:
-    """One step: the model, the grid of ranks, the microbatches."""
+    """The training step to measure: the model, the grid of ranks, the microbatches."""
 
     shape: ModelShape
     parallel: Parallel
@@ -107,9 +104,9 @@ class Plan:
         _ = self.schedule  # too long for one is refused here
 
     def largest_bytes(self, element_size: int) -> int:
-        """Bytes of the fullest rank: weights and their gradients, what forward passes save, and what comes and goes.
+        """Estimate the bytes that the fullest rank needs, to refuse a step that doesn't fit into memory.
 
-        These are two score tensors, two of logits, and the batch's tokens and targets.
+        It counts weights, gradients, activations, two tensors of attention scores, two of logits, and the batch.
         """
         shape, n, (t, p, _) = self.shape, self.num_microbatches, self.sizes
         a, b, _, s = shape.letters()
@@ -120,7 +117,7 @@ class Plan:
 
     @property
     def schedule(self) -> Schedule:
-        """The order of actions that torch will run."""
+        """The order in which torch will run the forward and backward passes on each rank."""
         _, p, m = self.sizes
         if m == 1:
             return one_forward_one_backward(p, self.num_microbatches)
@@ -128,19 +125,19 @@ class Plan:
 
     @property
     def per_round(self) -> int | None:
-        """Microbatches that pass one chunk before the next chunk's turn; None for 1F1B."""
+        """How many microbatches go through one chunk before the rank turns to its next chunk; None for 1F1B."""
         _, p, m = self.sizes
         return torch_microbatches_per_round(p, self.num_microbatches) if m > 1 else None
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """t, p, m."""
+        """Tensor-parallel size t, pipeline-parallel size p, and model chunks m on each pipeline rank."""
         parallel = self.parallel
         return parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.num_model_chunks
 
 
 def plan_from(args: argparse.Namespace, size: int) -> Plan:
-    """The step that the arguments describe, on ``size`` ranks.  Raises ConfigError on sizes that do not fit."""
+    """Return the step that the command line asks for on ``size`` ranks.  Raises ConfigError on bad sizes."""
     tensor = max(1, size // max(1, args.pipeline)) if args.tensor is None else args.tensor
     shape = options.shape_from(args)
     if args.device == "cuda" and not options.names_a_shape(args):
@@ -153,10 +150,11 @@ def plan_from(args: argparse.Namespace, size: int) -> Plan:
 
 
 class MemoryWatcher(Watcher):
-    """Watches a Pipeline: what its graphs, and torch's runtime beside them, hold after each action.
+    """Measures after each forward and backward pass of a Pipeline what this rank holds.
 
-    samples: after each action its kind, stage and microbatch; how many chunk-microbatches are in flight; and the bytes
-    that graphs keep, and that torch's runtime has in outputs and in receive buffers besides.
+    samples: a dict for each pass: its kind, stage and microbatch; how many microbatches are in flight, counted once for
+    each chunk; the bytes that autograd graphs save; and the bytes of outputs and of receive buffers that torch's
+    runtime holds besides.
     """
 
     def __init__(self) -> None:
@@ -199,15 +197,15 @@ class MemoryWatcher(Watcher):
 
 
 def measure(plan: Plan, here: Ranks, dtype: torch.dtype) -> dict[str, Any]:
-    """Run one forward and backward of all microbatches.  Every rank must call it.
+    """Run forward and backward of all microbatches once, and compare with the formulas.  Every rank must call it.
 
-    Returns: this rank's row, at the moment when it holds most.
+    Returns: this rank's results, at the moment when its graphs save most.
         ``rank``, ``pipeline_rank``: its number, and its stage.
-        ``predicted_in_flight``, ``measured_in_flight``: microbatches in flight.
-        What ``layer_bytes.compared`` returns: predicted and measured bytes, and whether they agree.
+        ``predicted_in_flight``, ``measured_in_flight``: the most microbatches in flight.
+        The entries of ``layer_bytes.compared``: predicted and measured bytes, and whether they agree.
         ``output_bytes``, ``buffer_bytes``: what torch's runtime holds besides: outputs, and receive buffers not in use.
-        ``order_as_drawn``: whether the actions ran in the schedule's order.
-        ``samples``: what was held after each action.
+        ``order_as_drawn``: whether the passes ran in the schedule's order.
+        ``samples``: what was held after each pass, from ``MemoryWatcher``.
     """
     shape, parallel = plan.shape, plan.parallel
     t, p, m = plan.sizes
@@ -248,7 +246,7 @@ def measure(plan: Plan, here: Ranks, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def bytes_table(rows: list[dict[str, Any]], where: str) -> Table:
-    """A rank a line: microbatches in flight and bytes, predicted and measured."""
+    """Make a table with a line for each rank: microbatches in flight and bytes, predicted and measured."""
     columns = ("rank", "stage", "in flight", "predicted", "extra", "measured", "diff.")
     made = table(f"One step, when each rank holds most: {where}", *map(numbers, columns))
     for row in rows:

@@ -1,9 +1,9 @@
 """python labs/measure_published.py
 
-GPU peaks that others published of their training runs, beside what `actmem plan` says of the same run; and beside what
-torch's allocator would reserve for it, for which the code that the plan prints runs on fake tensors. It takes a quarter
-of an hour and no GPU, and keeps the answers for chapter 9. No constant is fitted. Exit code 0, whatever the
-differences: chapter 9 has their causes.
+Compare the GPU peaks that others published of their training runs with what `actmem plan` predicts for the same runs.
+Also predict what torch's allocator would reserve: the code that the plan prints runs on fake tensors. It takes a
+quarter of an hour and no GPU, and writes the predictions to a file for chapter 9. No constant is fitted. Exit code 0,
+whatever the differences; chapter 9 explains them.
 """
 
 import json
@@ -54,13 +54,19 @@ def main() -> int:
 
 
 def predictions(runs: list[PublishedRun]) -> dict[str, tuple[int, int]]:
-    """What is predicted of these runs, by name of the run."""
+    """Return for each run, by its name, the predicted bytes: allocated at the peak, and reserved."""
     return {run.name: prediction(run.command, run.recomputes, run.held) for run in runs if run.command}
 
 
 @cache
 def prediction(command: str, recomputes: str, held: str) -> tuple[int, int]:
-    """What a command says is allocated, and what is reserved then, in bytes."""
+    """Predict one run: the most bytes allocated, and the bytes that the allocator reserves.
+
+    Args:
+        command: the `actmem plan` that describes the run.
+        recomputes: how many of the model's blocks the run recomputes: "no", "all" or "part".
+        held: what the run holds besides; "" for nothing.
+    """
     plan = plan_of(command)
     way = plan["all_blocks"][PLANS.index(recomputes)]
     allocated, reserved = allocator_says(command, plan, way, held)
@@ -69,7 +75,7 @@ def prediction(command: str, recomputes: str, held: str) -> tuple[int, int]:
 
 @cache
 def plan_of(command: str) -> dict[str, Any]:
-    """What a command writes as JSON."""
+    """Run an `actmem plan` and return what it writes as JSON."""
     words = [sys.executable, "-m", "actmem_tools", *shlex.split(command)[1:], "--json", "-"]
     run = subprocess.run(words, cwd=LABS.parent, capture_output=True, text=True)
     if run.returncode > 1:  # 1 says that it doesn't fit
@@ -78,13 +84,15 @@ def plan_of(command: str) -> dict[str, Any]:
 
 
 def allocator_says(command: str, plan: dict[str, Any], way: dict[str, Any], held: str) -> tuple[int, int]:
-    """What the allocator allocates at most for the steps of one of a plan's ways, and what it reserves, in bytes.
+    """Run the code that a plan prints through the model of torch's allocator.
 
     Args:
-        command: the plan's command.
+        command: the `actmem plan` that made the plan.
         plan: what it wrote as JSON.
-        way: one of its ``all_blocks``, whose code runs on fake tensors.
-        held: what the run held besides (``PublishedRun.held``).
+        way: one of the plan's ``all_blocks``, which has the code to run.
+        held: what the run holds besides (``PublishedRun.held``).
+
+    Returns: the most bytes allocated, and the bytes reserved.
     """
     options = plan_parser().parse_args(shlex.split(command)[2:])
     gpus = options.gpus or 1
@@ -110,7 +118,7 @@ def allocator_says(command: str, plan: dict[str, Any], way: dict[str, Any], held
 
 
 def held_logits(head: torch.nn.Module, _: Any, logits: torch.Tensor) -> torch.Tensor:
-    """Return logits in float32, and hold them until the next forward's are there."""
+    """A forward hook that returns float32 logits and keeps them alive until the next forward pass, as some runs did."""
     head.logits = logits.float()
     return head.logits
 

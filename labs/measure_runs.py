@@ -1,10 +1,11 @@
 """python labs/measure_runs.py
 
-GPU memory that others logged, beside what a formula alone says. First, pairs of runs of Megatron-LM's own tests on
-NVIDIA's GPUs that differ in one thing: the bytes that they differ by, and the formula of that thing. Then
-18 runs of a 1.1B Llama under nanotron: the logged peak, and what nanotron's code keeps. No constant is fitted.
-Exit code 0 if every pair differs from its formula by a few tensors of one number at most, and every run by 0.1% of
-its peak; 1 if any does not; 2 on wrong use. Needs no GPU.
+Compare GPU memory that others logged with what a formula alone predicts. First pairs of runs from Megatron-LM's own
+tests on NVIDIA's GPUs. The two runs of a pair differ in one setting: the difference of their logged bytes is compared
+with the formula for that setting. Then 18 runs of a 1.1B Llama under nanotron: the logged peak is compared with a
+formula of what nanotron's code keeps in memory. No constant is fitted.
+Exit code 0 if every pair is apart from its formula by a few one-number tensors at most, and every run by 0.1% of its
+peak at most; 1 if any is not; 2 on wrong use. Needs no GPU.
 """
 
 import sys
@@ -46,7 +47,7 @@ def main() -> int:
 
 
 def pairs_table(pairs: list[LoggedPair]) -> Table:
-    """A pair a line: bytes by formula, as logged, how far apart; below it the formula."""
+    """Make a table with a line for each pair: bytes by formula, bytes logged, their difference; below, the formula."""
     compared = table("Two runs of Megatron-LM's tests: by how many bytes their activations differ", *columns("GPU"))
     for pair in pairs:
         cells = (f"{pair.formula_bytes:,}", f"{pair.logged_bytes:,}", f"{pair.apart_bytes:,}")
@@ -56,7 +57,7 @@ def pairs_table(pairs: list[LoggedPair]) -> Table:
 
 
 def runs_table(runs: list[NanotronRun]) -> Table:
-    """A run a line: predicted and logged MiB, how far apart in percent; below it the moment of the peak."""
+    """Make a table with a line for each run: where its peak is, predicted and logged MiB, the difference in percent."""
     compared = table("1.1B Llama under nanotron, H100s: peak of rank 0, MiB", *columns("at its peak in"))
     for run in runs:
         cells = (f"{run.predicted_mib:,.2f}", f"{run.logged_mib:,.2f}", f"{run.difference_percent:+.3f}%")
@@ -66,15 +67,15 @@ def runs_table(runs: list[NanotronRun]) -> Table:
 
 
 def columns(second: str) -> list[Column]:
-    """The columns of both tables; ``second`` is the heading of the second."""
+    """Return the columns that both tables have; ``second`` is the heading of the second column."""
     return [words(""), words(second), *map(numbers, ("by formula", "logged", "apart"))]
 
 
 def results(pairs: list[LoggedPair], runs: list[NanotronRun]) -> dict:
-    """What --json writes.
+    """Return what --json writes.
 
     Returns:
-        ``pairs``: the fields of each LoggedPair, with its ``formula_bytes`` and ``apart_bytes``.
+        ``pairs``: the fields of each LoggedPair, with its ``formula_bytes`` and ``apart_bytes``, logged minus formula.
         ``runs``: of each run of nanotron its ``setting``, ``logged_mib``, ``predicted_bytes`` and
             ``difference_percent``.
     """

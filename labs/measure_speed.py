@@ -1,8 +1,8 @@
 """torchrun --nproc-per-node 2 labs/measure_speed.py
 
-Table 4 of 2205.05198, measured: time of forward and backward of one transformer layer without
-recomputation, with sequence parallelism, and with full and selective recomputation, in turns, with
-the bytes that each holds and its peak; then the paper's own forms, which recompute more than needed.
+Table 4 of 2205.05198, measured: the times of forward and backward of one transformer layer, without recomputation, with
+sequence parallelism, and with full and selective recomputation, run in turns; and the bytes that each saves, and its
+peak.  Then the same for recomputation exactly as in the paper, which recomputes more than needed.
 On one GPU: python labs/measure_speed.py --emulate 8 --device cuda --model 22B
 Exit code 0 if every layer holds what its formula says, 1 if any does not, 2 on wrong use.
 """
@@ -25,7 +25,6 @@ from actmem.rows import total
 from actmem_course.arguments import LabParser, add_rank_arguments
 from actmem_course.figures.text import overhead_text
 from actmem_course.figures.units import milliseconds, size_text
-from actmem_course.files import check_files
 from actmem_course.lab_tools import options
 from actmem_course.lab_tools.held_bytes import Runner, held_by, layer_runner
 from actmem_course.lab_tools.machine import EMULATED, clock_name, described, first_that_fits
@@ -43,10 +42,10 @@ PARTS = ("forward", "backward", "combined")
 
 @dataclass(frozen=True)
 class Variant:
-    """One line of the table.
+    """One form of the layer to time, a line of the table.
 
-    paper_row: its name in the paper's table 4.  literal: recomputes what the paper recomputes, where ours stops at the
-    last tensor that backward reads.
+    paper_row: its name in the paper's table 4.  literal: whether a region is recomputed to its end, as in the paper;
+    otherwise recomputation stops at the last tensor that backward reads.
     """
 
     name: str
@@ -74,14 +73,12 @@ def main() -> int:
     options.add_file_argument(parser, "trace", "write rank 0's profiler trace, to open in https://ui.perfetto.dev")
     args = parser.parse_args()
     with parser.refusing():
-        check_files(args, "json", "trace")
-        size = check_ranks(args, parser.prog)
+        size = check_ranks(args, parser.prog, "json", "trace")
         dtype = options.check_timing(args)
         shape = speed_shape(args, size, dtype)
 
     with ranks(args, real_tensors=True) as here:
         screen = screen_of(here.rank)
-        torch.manual_seed(1234)
         place = (shape, here, getattr(torch, dtype))
         rows = measure_speed(*place, rounds=args.rounds)
         if args.trace:
@@ -109,7 +106,7 @@ def main() -> int:
 
 
 def timing_parser(script: str, doc: str) -> LabParser:
-    """The parser of a lab that times a layer: its sizes, ranks, dtype and rounds."""
+    """Make the command-line parser of a lab that times a layer: options for sizes, ranks, dtype and rounds."""
     parser = options.lab_parser(script, doc)
     options.add_shape_arguments(parser, options.DEFAULT_LAYER)
     add_rank_arguments(parser)
@@ -118,7 +115,10 @@ def timing_parser(script: str, doc: str) -> LabParser:
 
 
 def speed_shape(args: argparse.Namespace, size: int, dtype: str) -> ModelShape:
-    """The layer to time.  Raises ConfigError where the ranks cannot share it, or have no room for real tensors."""
+    """Return the shape of the layer to time.
+
+    Raises: ConfigError if the ranks can't share the layer, or have no room for real tensors.
+    """
     shapes = options.layer_shapes(args)
     check_layer(shapes[0], Parallel(size, sequence_parallel=True))
     element_size = options.ELEMENT_SIZES[dtype]
@@ -126,7 +126,10 @@ def speed_shape(args: argparse.Namespace, size: int, dtype: str) -> ModelShape:
 
 
 def needed_bytes(shape: ModelShape, size: int, e: int) -> int:
-    """Of one rank: the weights of every variant, and of one what it saves, twice, and two tensors of scores."""
+    """Estimate the bytes that one rank needs: the weights of all variants, and the tensors of one variant's step.
+
+    The step's tensors are twice what the layer saves, and two tensors of attention scores. ``e`` is bytes an element.
+    """
     a, b, h, s = shape.letters()
     return (len(VARIANTS) + 1) * 12 * h * h * e // size + 2 * eq2(shape, size, e) + 2 * e * a * s * s * b // size
 
@@ -172,7 +175,7 @@ def measure_speed(shape: ModelShape, here: Ranks, dtype: torch.dtype, *, rounds:
 
 
 def runners_of(shape: ModelShape, here: Ranks, dtype: torch.dtype) -> dict[str, Runner]:
-    """A layer and an input for each variant, by name."""
+    """Make for each variant, by name, a layer and an input, ready to be timed."""
     return {
         one.name: layer_runner(
             shape, tensor_parallel(sequence_parallel=one.sequence_parallel), here.device, dtype, one.recompute
@@ -182,13 +185,17 @@ def runners_of(shape: ModelShape, here: Ranks, dtype: torch.dtype) -> dict[str, 
 
 
 def trace(path: Path, shape: ModelShape, here: Ranks, dtype: torch.dtype) -> None:
-    """A profiler trace of all variants; every rank runs them, rank 0 writes."""
+    """Write a profiler trace of all variants to ``path``.  Every rank must call it; rank 0 writes its own trace."""
     work = {name: runner.work() for name, runner in runners_of(shape, here, dtype).items()}
     write_trace(work, None if here.rank else path, here.device)
 
 
 def speed_table(rows: list[dict[str, Any]], title: str) -> Table:
-    """Table 4.  Three lines a variant: medians; bytes held, FLOPs; peak bytes and the paper's overhead."""
+    """Make Table 4, with three lines for each variant.
+
+    The first has median times, the second the bytes held for backward and the FLOPs that recomputation adds, the third
+    the peak bytes and the overhead that the paper prints.
+    """
     columns = map(numbers, ("forward", "backward", "both", "overhead"))
     made = table(title, "one layer, milliseconds", *columns, tight=True)
     for row in rows:

@@ -16,7 +16,6 @@ from actmem.config import ModelShape, check_layer
 from actmem.formulas.activations import ELEMENTWISE, TABLE2, Configuration, eq1, layer_extra_rows, layer_rows
 from actmem.rows import Row
 from actmem_course.arguments import add_rank_arguments
-from actmem_course.files import check_files
 from actmem_course.lab_tools import options
 from actmem_course.lab_tools.layer_bytes import layer_result, print_layers, ranks_in_words
 from actmem_course.lab_tools.machine import first_that_fits
@@ -34,14 +33,12 @@ def main() -> int:
     add_rank_arguments(parser)
     args = parser.parse_args()
     with parser.refusing():
-        check_files(args, "json")
-        size = check_ranks(args, parser.prog)
+        size = check_ranks(args, parser.prog, "json")
         dtype, table = getattr(torch, args.dtype), TABLE2 + (ELEMENTWISE,) * args.elementwise
         shape = shape_for(args, size, dtype)
 
     with ranks(args) as here:
         screen = screen_of(here.rank)
-        torch.manual_seed(1234)
         with status(here.rank, "measuring"):
             rows = gather_rows(here, [measure(shape, configuration, here, dtype) for configuration in table])
         extra = [row for configuration in table for row in predict(shape, configuration, here, dtype)[1]]
@@ -56,9 +53,10 @@ def main() -> int:
 
 
 def shape_for(args: argparse.Namespace, size: int, dtype: torch.dtype) -> ModelShape:
-    """The layer to measure.
+    """Return the shape of the layer to measure.
 
-    Raises ConfigError if ``size`` ranks can't measure every configuration, or real tensors can't fit into memory.
+    Raises: ConfigError if ``size`` ranks can't share it in every configuration, or if real tensors don't fit into
+        memory.
     """
     shapes = options.layer_shapes(args)
     for configuration in TABLE2:
@@ -70,9 +68,9 @@ def shape_for(args: argparse.Namespace, size: int, dtype: torch.dtype) -> ModelS
 
 
 def needed_bytes(shape: ModelShape, dtype: torch.dtype) -> int:
-    """Of the largest configuration: the first, whole on every rank at once, with its weights.
+    """Estimate the bytes that one rank needs for the largest configuration, the one without parallelism.
 
-    Two score tensors (as²b each) come and go as well.
+    They are what the layer saves, its weights, and two tensors of attention scores (as²b elements each).
     """
     a, b, h, s = shape.letters()
     return eq1(shape, dtype.itemsize) + dtype.itemsize * (12 * h * h + 2 * a * s * s * b)
@@ -81,15 +79,18 @@ def needed_bytes(shape: ModelShape, dtype: torch.dtype) -> int:
 def predict(
     shape: ModelShape, configuration: Configuration, here: Ranks, dtype: torch.dtype
 ) -> tuple[list[Row], list[Row]]:
-    """The paper's terms, and what the paper leaves out, each with its bytes on one rank."""
+    """Predict what one layer saves on one rank.
+
+    Returns: rows of the tensors that the paper counts, and rows of those that it leaves out.
+    """
     layer = shape, configuration.parallel(here.size), configuration.recompute, dtype.itemsize
     return layer_rows(*layer), layer_extra_rows(*layer, here.device)
 
 
 def measure(shape: ModelShape, configuration: Configuration, here: Ranks, dtype: torch.dtype) -> dict[str, Any]:
-    """One configuration on this rank, predicted and measured.  Every rank must call it.
+    """Predict and measure the layer in one configuration on this rank.  Every rank must call it.
 
-    Returns: its row, as ``layer_bytes.layer_result`` makes it.
+    Returns: a row of results from ``layer_bytes.layer_result``: predicted and measured bytes, and whether they agree.
     """
     # What measures is loaded only now: options are refused before.
     from actmem.ledger.measure_layer import measure_layer

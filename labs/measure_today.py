@@ -1,8 +1,8 @@
 """torchrun --nproc-per-node 2 labs/measure_today.py
 
-What today's layer keeps, measured: one layer saves for backward everything, or recomputes the core, all that needs no
-matmul, or all of it; alone, with tensor and with sequence parallelism; by formula and by
-counting what autograd really holds.  --context 2: every sequence is sharded among 2 of the ranks.
+What a Llama layer saves for backward, by formula and by counting what autograd really holds: without parallelism, with
+tensor and with sequence parallelism; without recomputation, with the core attention recomputed, with all that needs no
+matmul, and with the whole layer.  --context 2: every sequence is sharded among 2 of the ranks.
 Exit code 0 if all agree to the byte, 1 if any does not, 2 on wrong use.
 """
 
@@ -18,7 +18,6 @@ from actmem.formulas.activations import Configuration
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.rows import Row, total
 from actmem_course.arguments import add_rank_arguments
-from actmem_course.files import check_files
 from actmem_course.lab_tools.gpu_kernel import attention_rows, kernel_here
 from actmem_course.lab_tools.layer_bytes import layer_result, print_layers, ranks_in_words
 from actmem_course.lab_tools.machine import first_that_fits
@@ -52,9 +51,9 @@ CONTEXT_KIND = (
 
 
 def configurations(context: str = "") -> list[Configuration]:
-    """Alone, with tensor and with sequence parallelism, each in four modes of recomputation.
+    """Return the configurations to measure: three forms of parallelism, each in four modes of recomputation.
 
-    context: the word for how all of them share the sequence.
+    context: a word for the kind of context parallelism, for the configurations' names; "" without.
     """
     found = []
     for sharing in ("", "tensor", "tensor+sequence"):
@@ -78,14 +77,12 @@ def main() -> int:
     add_rank_arguments(parser)
     args = parser.parse_args()
     with parser.refusing():
-        check_files(args, "json")
-        size = check_ranks(args, parser.prog)
+        size = check_ranks(args, parser.prog, "json")
         case = case_from(args)
         case.check(size, args)
 
     with ranks(args) as here:
         screen = screen_of(here.rank)
-        torch.manual_seed(1234)
         kernel = case.kernel(here.device)
         with status(here.rank, "measuring"):
             rows = gather_rows(here, measure(case, here, kernel))
@@ -96,7 +93,7 @@ def main() -> int:
 
 
 def case_from(args: argparse.Namespace) -> "Case":
-    """The layer that the arguments name, and its sharing.  Raises ConfigError on a bad name or size."""
+    """Return the layer and the parallelism that the command line asks for.  Raises ConfigError on a bad option."""
     given = {name: getattr(args, name) for name in SIZES if getattr(args, name) is not None}
     large = args.device == "cuda" and not given
     shape = llama_shape(args.model or ("llama3-8b" if large else "tiny-llama")).with_sizes(**given)
@@ -105,7 +102,11 @@ def case_from(args: argparse.Namespace) -> "Case":
 
 @dataclass(frozen=True)
 class Case:
-    """One layer, and how the ranks share it: ``context`` of them share each sequence, the others its weights."""
+    """The layer to measure, and how the ranks share it.
+
+    routing: how tokens choose experts.  context: how many ranks share each sequence; the layer's weights are shared
+    among (number of ranks) / context ranks.  context_kind: one of CONTEXT_KINDS.
+    """
 
     shape: LlamaShape
     dtype: torch.dtype
@@ -121,7 +122,7 @@ class Case:
         return replace(configuration.parallel(ranks // self.context), context_parallel_size=self.context)
 
     def check(self, ranks: int, args: argparse.Namespace) -> None:
-        """Raise ConfigError if that many ranks can't measure every configuration, or have no room for it."""
+        """Raise ConfigError if ``ranks`` ranks can't share the layer in every configuration, or have no room for it."""
         check_size("context_parallel_size", self.context, ranks)
         if ranks % self.context:
             raise ConfigError("context_parallel_size", f"must divide the number of ranks, {ranks}, got {self.context}")
@@ -133,18 +134,20 @@ class Case:
             first_that_fits({self.shape: self.largest_bytes()}, args, "use --emulate, or smaller sizes")
 
     def largest_bytes(self) -> int:
-        """Bytes of one rank in the first configuration, which every rank has whole, with its weights."""
+        """Return the bytes of activations and weights on one rank in the first configuration, the unsharded layer."""
         e = self.dtype.itemsize
         weights = sum(one.numel() for one in LlamaLayer(self.shape, seed=0, device="meta").parameters())
         first = self.parallel(self.configurations[0], self.context)
         return total(llama_rows(self.shape, first, element_size=e, context_kind=self.context_kind)) + e * weights
 
     def predict(self, configuration: Configuration, ranks: int, rank: int, kernel: str) -> tuple[list[Row], list[Row]]:
-        """The formula's rows, and those that it leaves out.
+        """Predict what the layer saves on one rank.
 
         Args:
-            rank: of those that share the layer's experts.
-            kernel: of ``kernel``.
+            rank: the rank's number among those that share the layer's experts.
+            kernel: the name of the attention kernel, as ``Case.kernel`` returns it.
+
+        Returns: the formula's rows, and rows of what the kernel saves besides.
         """
         shape, recompute, e = self.shape, configuration.recompute, self.dtype.itemsize
         parallel = self.parallel(configuration, ranks)
@@ -157,15 +160,16 @@ class Case:
         return rows, attention_rows(kernel, shape.micro_batch_size, shape.num_attention_heads // t, shape.seq_length, t)
 
     def kernel(self, device: str) -> str:
-        """The attention kernel of this rank; ``""`` on a CPU, and for parts of a sequence.
+        """Return the name of the attention kernel that torch chooses on this GPU; "" where torch doesn't choose.
 
-        Those call the flash kernel themselves.  Raises ConfigError where more is saved than the formulas say.
+        It doesn't on a CPU, nor if context parallelism gathers K and V and calls the flash kernel itself.  Raises
+        ConfigError if the kernel saves more than the formulas count.
         """
         whole = self.context == 1 or self.context_kind == "ulysses"
         return kernel_here(self.shape, self.dtype) if device == "cuda" and whole else ""
 
     def title(self, here: Ranks) -> str:
-        """Layer, sizes and dtype; ranks, device and torch's version."""
+        """Return the printed table's title: the layer's sizes and dtype, the ranks, the device, torch's version."""
         sizes = [f"{letter}={size}" for name, letter in LETTERS.items() if (size := getattr(self.shape, name, None))]
         words = [" ".join(sizes)]
         if self.shape.num_experts:

@@ -1,4 +1,4 @@
-"""A model of published runs that has no name in ``actmem plan``: a factory for its command line, with transformers."""
+"""A function that makes BERT as published runs had it, for ``actmem plan``, which has no name for this model."""
 
 from functools import partial
 from typing import Any
@@ -25,14 +25,20 @@ class SoftmaxOf2021(torch.autograd.Function):
 
 
 def attention_of_2021(module: nn.Module, query: Any, key: Any, value: Any, *_: Any, **options: Any) -> tuple:
-    """Attention as transformers ran it then, in the form in which it takes attention functions today."""
+    """Attention as transformers of 2021 computed it, with the signature that transformers calls today."""
     scores = query @ key.transpose(2, 3) * options["scaling"] + 0  # what is added is the mask, which hides nothing
     probabilities = torch.dropout(SoftmaxOf2021.apply(scores), options["dropout"], module.training)
     return (probabilities @ value).transpose(1, 2).contiguous(), None
 
 
 def bert_large(s: int, b: int, l: int) -> tuple[nn.Module, dict[str, Any]]:  # noqa: E741
-    """``bert-large-uncased`` with a class for each sequence, as transformers and torch ran it in January 2022."""
+    """Make ``bert-large-uncased`` for classifying sequences, as transformers and torch ran it in January 2022.
+
+    Args:
+        s, b, l: tokens, sequences, layers.
+
+    Returns: the model, and its keyword arguments.
+    """
     from transformers import AttentionInterface, BertConfig, BertForSequenceClassification
 
     AttentionInterface.register("of_2021", attention_of_2021)

@@ -22,7 +22,6 @@ from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import reduce_partial_gradients
 from actmem.parallel.weights import child_seed
 from actmem_course.arguments import add_rank_arguments
-from actmem_course.files import check_files
 from actmem_course.lab_tools.options import lab_parser
 from actmem_course.lab_tools.output import screen_of, write_rows
 from actmem_course.process import lab
@@ -50,8 +49,7 @@ def main() -> int:
     add_rank_arguments(parser, emulate=False)
     args = parser.parse_args()
     with parser.refusing():
-        check_files(args, "json")
-        size = check_ranks(args, parser.prog)
+        size = check_ranks(args, parser.prog, "json")
         job = TrainingJob(SHAPE, MODES[args.mode], args.steps, args.dropout, args.dtype)
         job.check(size)
         text = standard_library(TEXT_BYTES)
@@ -62,7 +60,6 @@ def main() -> int:
         def say(step: int, loss: float) -> None:
             screen.print(f"step {step}: loss {loss:.6f}")
 
-        torch.manual_seed(1234)
         losses = train(job, here.device, text.to(here.device), say)
         write_rows(args.json, here.rank, losses)
     return 0
@@ -70,7 +67,7 @@ def main() -> int:
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """A training of a GPT.  mode: how the ranks share the model."""
+    """What to train: the model's shape, how the ranks share it (``mode``), and for how many steps."""
 
     shape: ModelShape
     mode: Configuration
@@ -79,7 +76,7 @@ class TrainingJob:
     dtype: str = "float32"
 
     def check(self, num_ranks: int) -> None:
-        """Raise ConfigError if ``num_ranks`` ranks can't share the model so."""
+        """Raise ConfigError if ``num_ranks`` ranks can't share the model in this mode."""
         check_size("steps", self.num_steps, largest=10**6)
         if not 0 <= self.dropout < 1:
             raise ConfigError("dropout", f"must be at least 0 and less than 1, got {self.dropout}")
@@ -88,7 +85,7 @@ class TrainingJob:
         check_vocab_size(self.shape.vocab_size, parallel.tensor_parallel_size)
 
     def model(self, **place) -> GPT:
-        """The whole model, shared among the ranks as the mode says.  place: dtype and device."""
+        """Make this rank's part of the model.  place: dtype and device."""
         mode, tp = self.mode, TensorParallel()
         if mode.tensor_parallel:
             tp = tensor_parallel(sequence_parallel=mode.sequence_parallel)
@@ -101,10 +98,10 @@ def train(
     text: Tensor,
     on_step: Callable[[int, float], None] = lambda step, loss: None,
 ) -> list[float]:
-    """The losses of all steps.
+    """Train a GPT, and return the loss of each step.  Every rank must call it.
 
-    Every rank must call this.  Batches and dropouts follow from the number of the step.
-    on_step: called after each step, with its number from 1 on and its loss.
+    A step's batch and dropouts depend only on its number.
+    on_step: called after each step, with its number, from 1, and its loss.
     """
     model = job.model(dtype=getattr(torch, job.dtype), device=device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
@@ -119,14 +116,14 @@ def train(
 
 
 def batch(text: Tensor, step: int, seq_length: int, batch_size: int) -> tuple[Tensor, Tensor]:
-    """Tokens and next tokens of one step, ``[batch_size, seq_length]`` each: pieces of text, the same on every rank."""
+    """Return the tokens and next tokens of one step, ``[batch_size, seq_length]`` each, the same on every rank."""
     starts = torch.randint(len(text) - seq_length, (batch_size,), generator=torch.Generator().manual_seed(SEED + step))
     pieces = text[starts.to(text.device).unsqueeze(1) + torch.arange(seq_length + 1, device=text.device)]
     return pieces[:, :-1], pieces[:, 1:]
 
 
 def training_step(model: GPT, optimizer: torch.optim.Optimizer, tokens: Tensor, targets: Tensor) -> float:
-    """One step on all microbatches, with the gradient clipped to MAX_NORM; the mean loss."""
+    """Run one step on all microbatches, with the gradient's norm clipped to MAX_NORM, and return the mean loss."""
     optimizer.zero_grad()
     mean = 0.0
     for inputs, wanted in zip(tokens.chunk(NUM_MICROBATCHES), targets.chunk(NUM_MICROBATCHES)):
@@ -144,7 +141,10 @@ def training_step(model: GPT, optimizer: torch.optim.Optimizer, tokens: Tensor, 
 
 
 def gradient_norm(model: GPT) -> float:
-    """The 2-norm of the unsharded model's gradient: shards are added up over the ranks, whole parameters count once."""
+    """Return the 2-norm of the unsharded model's gradient.
+
+    Sharded parameters are summed over the ranks; parameters that every rank has count once.
+    """
     sharded = whole = next(model.parameters()).new_zeros((), dtype=torch.float64)
     for parameter in model.parameters():
         assert parameter.grad is not None
@@ -159,7 +159,7 @@ def gradient_norm(model: GPT) -> float:
 
 
 def seed_dropouts(model: GPT, step: int) -> None:
-    """Seed the generators that all dropouts share, for one step."""
+    """Seed the dropouts' random-number generators for one step, so that its masks depend only on its number."""
     streams = next(layer.streams for layer in model.modules() if isinstance(layer, TransformerLayer))
     streams.replicated.manual_seed(child_seed(SEED, "dropout", step))
     streams.sharded.manual_seed(child_seed(SEED, "dropout", step, model.tp.rank))

@@ -1,4 +1,4 @@
-"""The steps of ``labs/measure_gpu.py``, one file each.
+"""The measurements of ``labs/measure_gpu.py``, one file each.
 
-Every step measures one thing and returns plain values for the JSON.
+Each returns a dict of plain values for the JSON file.
 """

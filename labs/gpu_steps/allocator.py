@@ -1,4 +1,4 @@
-"""The caching allocator over growing batches: what it reserved, beside this course's model of it."""
+"""What torch's caching allocator reserves when batches grow, and what this course's model of the allocator says."""
 
 from typing import Any
 
@@ -11,9 +11,10 @@ from actmem_course.others.allocator import CachingAllocator
 
 
 def measure_reserved(shape: ModelShape, batches: tuple[int, ...], device: str, dtype: torch.dtype) -> dict[str, Any]:
-    """Run a layer with each microbatch size in turn; replay the allocator's own events in the model.
+    """Run a layer with each microbatch size in turn, and replay the GPU's allocations in the model of the allocator.
 
-    Returns, after each batch, the bytes allocated at most and reserved: the GPU's, and the model's.
+    Returns: the bytes reserved before, and a row for each size: the most bytes allocated so far and the bytes reserved
+        then, on the GPU and in the model. No rows on a CPU.
     """
     if device != "cuda":
         return {"rows": []}

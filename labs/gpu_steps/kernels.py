@@ -1,4 +1,4 @@
-"""Which attention kernel torch chooses for the named models, and what each kernel keeps for backward."""
+"""Which attention kernel torch chooses for the named models, and what each kernel saves for backward."""
 
 from typing import Any, NamedTuple
 
@@ -20,7 +20,11 @@ BACKENDS = {
 
 
 class Call(NamedTuple):
-    """One call of attention: heads are one rank's share, tokens are queries and keys."""
+    """Sizes of one call of attention, on one rank and for one sequence.
+
+    heads: of Q.  key_heads: of K and V.  width: elements of one head's query and key; value_width: of its value.
+    tokens: of Q, and of K and V.
+    """
 
     name: str
     heads: int
@@ -32,7 +36,7 @@ class Call(NamedTuple):
     dropout: float = 0.0
 
     def described(self, dtype: str) -> AttentionCall:
-        """As the table of kernels wants it."""
+        """Return it as an AttentionCall, for which ``attention_kernel`` names the kernel."""
         widths, heads, lengths = (
             (self.width, self.value_width),
             (self.heads, self.key_heads),
@@ -59,10 +63,12 @@ CALLS = (
 
 
 def measure_kernels(call: Call, device: str, dtype: torch.dtype) -> dict[str, Any]:
-    """Torch's own choice beside the table's, and per kernel what it keeps beyond Q, K, V and its output.
+    """Find which kernel torch chooses for a call, and what each kernel saves beyond Q, K, V and its output.
 
-    predicted_bytes: 4 bytes a query and head of log-sum-exp, with the table's extras.  Only for kernels that run the
-    call.
+    Returns:
+        chosen, by_table: the kernel that torch ran, and the one that ``attention_kernel`` names.
+        kernels: for each kernel the bytes that it saved, and the predicted bytes, which are 4 bytes of log-sum-exp for
+            each query and head and the rows of ``attention_rows``; or "refused", torch's reason not to run the call.
     """
     described = call.described(str(dtype).removeprefix("torch."))
     capability = torch.cuda.get_device_capability() if device == "cuda" else (9, 0)

@@ -23,13 +23,14 @@ _ON_HOST = "random-number state"
 def measure_layer_bytes(
     shape: ModelShape, configuration: Configuration, device: str, dtype: torch.dtype
 ) -> dict[str, Any]:
-    """One row of Table 2 on this rank.
+    """Count what one layer saves on this rank, in one configuration of Table 2.
 
-    Returns:
-        predicted_bytes: the formula and what the paper leaves out, both on the device.
-        ledger_bytes: what autograd saved there.
-        requested_bytes, allocated_bytes: what the allocator was asked for and gave; None on a CPU.
-        blocks: how many allocations.  largest_rounding_bytes: the most that one block has beyond its tensor.
+    Returns: bytes on the device.
+        predicted_bytes: by formula, with what the paper leaves out.
+        ledger_bytes: what autograd saved.
+        requested_bytes, allocated_bytes: what was requested from the allocator, and the blocks that it gave; None on a
+            CPU.
+        blocks: the number of blocks.  largest_rounding_bytes: the most that a block has beyond its tensor.
     """
     tp = TensorParallel()
     if configuration.tensor_parallel:

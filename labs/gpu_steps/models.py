@@ -1,4 +1,8 @@
-"""Models that somebody else wrote, without their weights: for ``actmem record``, ``tape`` and ``plan``."""
+"""Models from other libraries, with random weights: for ``actmem record``, ``tape`` and ``plan``.
+
+Each function returns a model and its keyword arguments. Letters: s tokens, b sequences, h hidden size, a heads, k key
+and value heads, f width of the MLP, l layers, v words of the vocabulary.
+"""
 
 from typing import Any
 
@@ -15,7 +19,7 @@ def _inputs(s: int, b: int, v: int) -> dict[str, torch.Tensor]:
 def llama_1b(
     s: int = 2048, b: int = 2, h: int = 2048, a: int = 32, k: int = 8, f: int = 8192, l: int = 16, v: int = 128_256
 ) -> tuple[nn.Module, dict[str, torch.Tensor]]:
-    """Hugging Face's Llama 3.2 1B, its word embedding shared with the output layer."""
+    """Make Hugging Face's Llama 3.2 1B, whose output layer uses the word embedding's weight."""
     config = LlamaConfig(
         hidden_size=h, intermediate_size=f, num_hidden_layers=l, num_attention_heads=a, num_key_value_heads=k,
         vocab_size=v, max_position_embeddings=max(s, 16), tie_word_embeddings=True, use_cache=False,
@@ -26,7 +30,7 @@ def llama_1b(
 def llama_8b_lora(
     s: int = 2048, b: int = 1, h: int = 4096, a: int = 32, k: int = 8, f: int = 14336, l: int = 32, v: int = 128_256
 ) -> tuple[nn.Module, dict[str, torch.Tensor]]:
-    """Hugging Face's Llama 3 8B with PEFT's adapters of rank 16 beside all linears of the blocks."""
+    """Make Hugging Face's Llama 3 8B with PEFT's LoRA adapters of rank 16 at all linears of the layers."""
     from peft import LoraConfig, get_peft_model
 
     config = LlamaConfig(
@@ -42,7 +46,7 @@ def llama_8b_lora(
 def gpt_dropout(
     s: int = 1024, b: int = 4, h: int = 2048, a: int = 16, l: int = 24, v: int = 50_304
 ) -> tuple[nn.Module, dict[str, torch.Tensor]]:
-    """Hugging Face's GPT-2 at 1.3B parameters, with its dropout of 0.1, and torch's RMS norms in its blocks."""
+    """Make Hugging Face's GPT-2 with 1.3B parameters, a dropout of 0.1, and torch's RMS norms in its layers."""
     config = GPT2Config(n_embd=h, n_head=a, n_layer=l, n_positions=s, vocab_size=v, use_cache=False)
     model = AutoModelForCausalLM.from_config(config)
     model.loss_type = "ForCausalLM"  # which transformers takes too, and warns

@@ -1,6 +1,6 @@
-"""A run of steps on a borrowed GPU.
+"""Run several measurements on a GPU that is there for a short time only.
 
-The result is on disk after each step.  A step that fails is skipped, and the file says why.
+All results are written to disk after each measurement.  One that fails is skipped, and the file says why.
 """
 
 import gc
@@ -23,11 +23,11 @@ NO_TIME = "no time left"
 
 
 class Session:
-    """What has been measured so far, written to ``path`` after every step.
+    """Runs measurements one after the other, and writes all results so far to ``path`` after each.
 
     Args:
         path: the JSON file; None keeps the results in memory.
-        seconds: no step starts later than this after the first.
+        seconds: after so many seconds no further measurement starts.
         say: prints one line of progress.
     """
 
@@ -46,12 +46,16 @@ class Session:
         return time.monotonic() - self._started
 
     def step(self, group: str, name: str, measure: Callable[[], dict[str, Any]]) -> None:
-        """Append ``{"name": name, **measure()}`` to ``results[group]``, or note why that was not possible."""
+        """Append ``{"name": name, **measure()}`` to ``results[group]``; if that fails, note why."""
         entries = self.results.setdefault(group, [])
         self.attempt(f"{group}: {name}", lambda: entries.append({"name": name, **measure()}))
 
     def attempt(self, what: str, change: Callable[[], None]) -> None:
-        """Let ``change`` add to the results, or note why that was not possible."""
+        """Call ``change``, which adds to the results; if it fails or there is no time left, note that as skipped.
+
+        Args:
+            what: names the measurement, for progress and for the list of skipped ones.
+        """
         self.say(f"{self.elapsed:6.1f} s  {what}")
         reason = NO_TIME
         try:
@@ -70,14 +74,14 @@ class Session:
         self.write()
 
     def write(self) -> None:
-        """Put all results so far into the file, or leave the old file as it is."""
+        """Write all results so far to the file. If writing fails, the old file is still there."""
         if self.path is not None:
             self.results["seconds"] = round(self.elapsed, 1)
             write_text(self.path, json.dumps(self.results, indent=1) + "\n")
 
 
 def machine() -> dict[str, Any]:
-    """What was measured with: device, driver, versions, commit."""
+    """Return what a reader needs to know of the machine: device, driver, versions of the software, commit."""
     found: dict[str, Any] = {
         "device": "CPU",
         "torch": torch.__version__,

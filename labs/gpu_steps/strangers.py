@@ -1,7 +1,7 @@
-"""One real training step of models that somebody else wrote, beside what this course's tools say before it runs.
+"""Real training steps of models from other libraries, beside what ``actmem record`` and ``plan`` predict for them.
 
-``record --step --fake --device cuda`` and ``plan`` run in processes of their own, while the GPU works at what is not
-timed.  The steps are measured without waiting for them.
+``record --step --fake --device cuda`` and ``plan`` run on the CPU in processes of their own, while the GPU runs
+measurements that are not timed.
 """
 
 import json
@@ -33,9 +33,9 @@ PLAN_SIZES = {
 
 
 class Predictions:
-    """``record`` and ``plan`` in the background, one process each; ``add_to`` waits for one.
+    """Runs ``actmem record`` and ``plan`` in background processes, one for each prediction.
 
-    A step is named as its row in the results: the model's name and the sizes.
+    A training step is named as its row in the results is: the model's name, a space, and the sizes.
     """
 
     def __init__(self, device: str, memory_gib: float):
@@ -44,26 +44,31 @@ class Predictions:
         self._running: dict[tuple[str, str], subprocess.Popen] = {}
 
     def start_record(self, name: str, sizes: str) -> None:
-        """The peak of a warm step on fake tensors."""
+        """Start ``record``, which finds the peak of a step with optimizer states, on fake tensors."""
         options = ("--step", "--fake", "--device", self.device, "--dtype", "bfloat16", "--at", sizes)
         self._start("record_fake", f"{name} {sizes}", "record", f"{MODELS}:{name}", *options)
 
     def start_plan(self, name: str, sizes: str) -> None:
-        """The bill of one step on one GPU, solved from tiny runs."""
+        """Start ``plan``, which predicts the peak of a step on one GPU from runs of a tiny model."""
         own = "" if "h=" in sizes else f",{PLAN_SIZES[name]}"
         options = ("--at", f"{sizes}{own}", "--memory", f"{self.memory_gib:.0f}")
         self._start("plan", f"{name} {sizes}", "plan", f"{MODELS}:{name}", *options)
 
     def about(self, step: str) -> list[str]:
-        """Which predictions of a step were started."""
+        """Return which predictions were started for a step: "record_fake", "plan" or both."""
         return [kind for kind, of in self._running if of == step]
 
     def add_to(self, row: dict[str, Any], kind: str, timeout: float) -> None:
-        """Put a prediction into the row of its step.
+        """Wait for a prediction and put it into the results' row of its step.
+
+        Args:
+            row: a row as ``Session.step`` makes it.
+            kind: "record_fake" or "plan"; also the key in the row.
+            timeout: seconds to wait at most.
 
         Raises:
-            TimeoutError: it is not ready in so many seconds.
-            RuntimeError: its process has no answer, in the words of its last line.
+            TimeoutError: the prediction is not ready in time.
+            RuntimeError: its process failed; the message is the process's last line.
         """
         process = self._running[kind, row["name"]]
         try:
@@ -78,7 +83,7 @@ class Predictions:
         row[kind] = _recorded(found) if kind == "record_fake" else {key: found[key] for key in planned}
 
     def stop(self) -> None:
-        """End what still runs, and remove its files."""
+        """Kill the processes that still run, and remove their files."""
         for process in self._running.values():
             process.kill()
             process.wait()
@@ -96,9 +101,12 @@ class Predictions:
 
 
 def measure_real_step(name: str, sizes: str, device: str) -> dict[str, Any]:
-    """A warm step with AdamW as anybody would write it: the allocator's peak, and bytes between steps.
+    """Run two plain training steps with AdamW on a GPU, and measure the second, which has optimizer states.
 
-    peak_bytes: of forward and backward.  step_peak_bytes: of the whole step, the optimizer's too.
+    Returns: bytes by the allocator; on a CPU only sizes and parameters.
+        before_bytes: between steps.
+        peak_bytes: the peak of forward and backward.  step_peak_bytes: of the whole step, with the optimizer's.
+        cublas_bytes: cuBLAS's workspaces.  memory_reserved: the most that the allocator reserved.
     """
     from gpu_steps.models import FACTORIES
 

@@ -1,4 +1,4 @@
-"""Table 4: forward, backward and the overhead of recomputation, and the layer's matmuls alone as the bound."""
+"""Times of one layer in every mode of recomputation (Table 4), and of its matmuls alone, the largest part of them."""
 
 from collections.abc import Callable
 from statistics import median
@@ -16,9 +16,13 @@ from actmem_course.ranks import Ranks
 
 
 def measure_modes(shape: ModelShape, ranks: Ranks, dtype: torch.dtype, rounds: int) -> dict[str, Any]:
-    """Every mode of recomputation under sequence parallelism, and the layer's matmuls alone, in one run.
+    """Time one layer under sequence parallelism in every mode of recomputation, and its matmuls alone, in turns.
 
-    matmul_share: the seconds of the matmuls alone over the layer's; the rest is what no faster matmul would save.
+    Returns:
+        rows: one for each mode and one for the matmuls: median seconds, the overhead over no recomputation, and the
+            FLOPs that the mode adds, as a share.
+        matmul_share: the seconds of the matmuls alone divided by the layer's without recomputation.
+        matmul_flops: of the matmuls alone, forward and backward, on this rank.
     """
     modes = ("none", "selective", "elementwise", "full")
     work: dict[str, Work] = {
@@ -42,7 +46,10 @@ def measure_modes(shape: ModelShape, ranks: Ranks, dtype: torch.dtype, rounds: i
 
 
 def matmuls_alone(shape: ModelShape, ranks: Ranks, dtype: torch.dtype) -> Work:
-    """The six matmuls of one rank's forward, and the twelve of its backward, on random tensors of their shapes."""
+    """Return Work that runs only one rank's matmuls of a layer, six in forward and twelve in backward.
+
+    Their operands are random tensors of the layer's shapes.
+    """
     a, b, h, s = shape.letters()
     t = ranks.size
     place: dict[str, Any] = {"device": ranks.device, "dtype": dtype}
@@ -76,7 +83,12 @@ def _forward_flops(shape: ModelShape, t: int) -> int:
 
 
 def matmul_rate(device: str, size: int, rounds: int, dtype: torch.dtype = torch.bfloat16) -> dict[str, Any]:
-    """FLOPs a second of one square matmul, and bytes a second of a copy: the two ceilings of this GPU."""
+    """Measure a GPU's peak rates: the FLOPs per second of a square matmul, and the bytes per second of a copy.
+
+    Args:
+        size: rows and columns of the matrices.
+        rounds: how often each is run; the result is the median.
+    """
     x, y = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     big = torch.randn(size * size // 2, device=device, dtype=torch.float32)
     target = torch.empty_like(big)

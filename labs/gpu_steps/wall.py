@@ -1,7 +1,7 @@
-"""The wall: one rank of the 22B model, trained for two steps, under the memory of the paper's GPU.
+"""The memory wall: train one rank of the 22B model for two steps with no more memory than the paper's GPU has.
 
-Weights and gradients, Adam's states and every layer's activations are there, as the planner bills them.  Where the bill
-is larger than the GPU, torch runs out of memory; each technique of the paper takes it further away.
+Weights, gradients, Adam's states and every layer's activations are real, and the planner predicts their bytes.  If it
+predicts more than the GPU has, torch should run out of memory.  With each technique of the paper less memory is needed.
 """
 
 import re
@@ -40,15 +40,17 @@ def climb(
 
     Args:
         shape: the whole model.
-        tensor, sequence: whether the ranks of the process group share the layers, and the sequence between them.
-        curve: also return the allocator's bytes over the second step.
+        tensor: whether the ranks of the process group share the layers by tensor parallelism.
+        sequence: whether they also use sequence parallelism.
+        recompute: the mode of recomputation.
+        curve: also return the allocated bytes over the second step's time.
 
-    Returns:
-        predicted_bytes: the planner's bill at the peak, and its parts.
-        out_of_memory: torch's own words and the moment, or "".
-        static_bytes: allocated before the second step; peak_bytes: the most in its forward and backward.
-        made_last: what of that was made last, in which pass, and where: all that a prediction can miss.
-        unbilled: bytes of what is there and in no bill, by name.
+    Returns: bytes, measured only if the steps fit and the device is a GPU.
+        predicted_bytes, predicted_parts: the planner's prediction of the peak, and its parts by name.
+        out_of_memory: when torch ran out of memory, and its message; "" if it didn't.
+        static_bytes: allocated before the second step.  peak_bytes: the most in its forward and backward.
+        made_last: the last 40 blocks allocated before the peak: bytes, forward or backward, and lines of code.
+        unbilled: what is allocated between steps and in no prediction, by name.
     """
     tp = tensor_parallel(sequence_parallel=sequence) if tensor else TensorParallel()
     layout = Parallel(tp.size, sequence, micro_batch_size=shape.micro_batch_size)

@@ -1,4 +1,4 @@
 """The parts of ``labs/measure_paper.py``.
 
-``sections``: what the paper says beside ours.  ``tables``: how it is printed.
+``sections``: the paper's numbers beside ours, predicted and measured.  ``tables``: the tables that are printed.
 """

@@ -1,4 +1,4 @@
-"""What the paper says, model by model, with ours: tables 2 to 5, figures 1, 7 and 9, equations 7 and 8."""
+"""The paper's numbers beside ours, model by model: tables 2 to 5, figures 1, 7 and 9, equations 7 and 8."""
 
 from dataclasses import asdict, dataclass
 from fractions import Fraction
@@ -26,12 +26,13 @@ Number = int | float | Fraction
 
 @dataclass(frozen=True)
 class PaperEntry:
-    """One number of the paper beside ours.
+    """One number of the paper beside the number that we predict and the one that we measure.
 
-    paper: as printed, or by a formula as printed; None where the paper gives no number.
-    ours_formula: predicted.  extra: predicted as well, but left out by the paper.
-    measured: None where nothing was measured.  disagreement: which terms differ, if any do.
-    pipeline_rank: in figure 9.  note: one line for the reader.
+    section, model, quantity, unit: what the number is.
+    paper: the number that the paper prints, or that a formula in it gives; None if it gives no number.
+    ours_formula: what we predict.  extra: what we predict besides, and the paper doesn't count.
+    measured: None if nothing was measured.  disagreement: which tensors differ; "" if none does.
+    pipeline_rank: the rank, in figure 9.  note: one line for the reader.
     """
 
     section: str
@@ -48,17 +49,17 @@ class PaperEntry:
 
     @property
     def difference(self) -> Number | None:
-        """Measured minus predicted; None where nothing was measured."""
+        """Measured minus predicted, with ``extra`` counted as predicted; None if nothing was measured."""
         return None if self.measured is None else self.measured - (self.ours_formula or 0) - self.extra
 
     @property
     def printed(self) -> Number | None:
-        """What the paper prints, if that is a number."""
+        """The paper's number; None if the paper prints a text there, or nothing."""
         return self.paper if isinstance(self.paper, Number) else None
 
     @property
     def difference_from_paper(self) -> Number | None:
-        """Ours minus the paper's; None where one of them is not a number."""
+        """What we predict minus what the paper prints; None if one of them is missing."""
         if self.ours_formula is None or self.printed is None:
             return None
         # A printed number is a decimal, and a difference of decimals is read as one.
@@ -67,18 +68,18 @@ class PaperEntry:
 
     @property
     def exact(self) -> bool | None:
-        """Whether measured equals predicted, term by term; None where nothing was measured."""
+        """Whether measured equals predicted, tensor by tensor; None if nothing was measured."""
         return None if self.measured is None else not (self.difference or self.disagreement)
 
     def as_row(self) -> dict[str, Any]:
-        """The entry and what follows from it, as JSON can hold it."""
+        """Return the fields and the computed properties as a dict that JSON can hold."""
         computed = ("difference", "printed", "difference_from_paper", "exact")
         values = {**asdict(self), **{name: getattr(self, name) for name in computed}}
         return {name: plain(value) if isinstance(value, Fraction) else value for name, value in values.items()}
 
 
 def plain(number: Fraction) -> int | float:
-    """A fraction as JSON can hold it."""
+    """Return a fraction as a number that JSON can hold: an int if it is whole, else a float."""
     return number.numerator if number.denominator == 1 else float(number)
 
 
@@ -93,7 +94,7 @@ _FIGURE7_PRINTED = {_BOTH: paper.FIGURE7_BOTH_PERCENT_BELOW, "full": paper.FIGUR
 
 @cache
 def measure_layer(name: str) -> list[dict[str, Any]]:
-    """Table 2 for one layer of a paper model, on one emulated rank of its t."""
+    """Measure Table 2 for one layer of a paper model, on one emulated rank of its t; a row for each configuration."""
     model = PAPER_MODELS[name]
     t = model.parallel.tensor_parallel_size
     with emulated_rank(t):
@@ -102,7 +103,7 @@ def measure_layer(name: str) -> list[dict[str, Any]]:
 
 
 def table2(name: str) -> list[PaperEntry]:
-    """Bytes of one layer on one rank: the row's own formula, the sum of named tensors, the ledger."""
+    """Return table 2's entries: bytes of one layer on one rank, by the paper's formula, by our rows, and measured."""
     shape, t = PAPER_MODELS[name].shape, PAPER_MODELS[name].parallel.tensor_parallel_size
     return [
         PaperEntry(
@@ -123,7 +124,10 @@ def stage_entry(section: str, quantity: str, stage: PaperStage, **more) -> Paper
 
 
 def figure1(name: str) -> list[PaperEntry]:
-    """Everything on a GPU of the first stage: states, activations before and after, the two sums."""
+    """Return figure 1's entries: the memory of a GPU of the first stage.
+
+    They are the training states, the activations without and with the paper's techniques, and the two sums.
+    """
     model, (_, counted) = PAPER_MODELS[name], paper_models.count_parameters(name)
     predicted = total(state_rows(model.shape, model.parallel, adam=_ADAM))
     measured = counted * sum(state.bytes_per_parameter for state in ADAM[_ADAM])
@@ -146,7 +150,9 @@ def figure1(name: str) -> list[PaperEntry]:
 
 
 def figure7(name: str) -> list[PaperEntry]:
-    """First-stage bytes in five configurations, then each in percent of the tensor-parallel one."""
+    """Return figure 7's entries: first-stage bytes in five configurations, and each in percent of the tensor-parallel
+    one.
+    """
     entries = [_first_stage(PaperStage(name, configuration)) for configuration in STAGE_CONFIGURATIONS]
     for configuration in STAGE_CONFIGURATIONS:
         if configuration != _BASELINE:
@@ -186,7 +192,9 @@ def _paper_bytes(stage: PaperStage) -> int:
 
 
 def figure9(name: str) -> list[PaperEntry]:
-    """Bytes on every pipeline rank with both methods, and what outputs would add that are not freed."""
+    """Return figure 9's entries: bytes on every pipeline rank, with sequence parallelism and selective recomputation,
+    and the bytes of stages' outputs if they were not freed.
+    """
     first, entries = PaperStage(name, _BOTH), []
     shape, parallel, n = first.model.shape, first.parallel, first.num_microbatches
     outputs = [total(stage_output_rows(shape, parallel, r, n)) for r in range(parallel.pipeline_parallel_size)]
@@ -230,7 +238,7 @@ _WAYS = (
 
 
 def table3(name: str) -> list[PaperEntry]:
-    """Devices, and parameters of the GPT that these sizes give."""
+    """Return table 3's entries: the number of devices, and the parameters of a GPT of these sizes."""
     model, (whole, first_rank) = PAPER_MODELS[name], paper_models.count_parameters(name)
     predicted, named = num_parameters(model.shape), _NAMED_PARAMETERS[name]
     per_rank = sum(parameter_counts(model.shape, model.parallel).values())
@@ -243,7 +251,7 @@ def table3(name: str) -> list[PaperEntry]:
 
 
 def table4(name: str) -> list[PaperEntry]:
-    """Overhead of one 22B layer in percent: as printed, and from the printed milliseconds."""
+    """Return table 4's entries: overheads of one 22B layer in percent, as printed and from the printed milliseconds."""
     base = paper.TABLE4["baseline, no recompute"]
     entries = []
     for row, time in paper.TABLE4.items():
@@ -254,7 +262,10 @@ def table4(name: str) -> list[PaperEntry]:
 
 
 def table5(name: str) -> list[PaperEntry]:
-    """Gain, MFU and HFU as printed and from the printed times; MFU also from counted FLOPs."""
+    """Return table 5's entries: throughput gain, MFU and HFU, as printed and computed from the printed times.
+
+    MFU is computed from counted FLOPs too.
+    """
     model, time, percent = PAPER_MODELS[name], paper.TABLE5[name], partial(paper.percent_of_peak, name)
     full, both = time.full_recompute_seconds, time.seconds
     flops, hardware = (equation(model.shape, model.global_batch_size) for equation in (eq7, eq8))
@@ -276,7 +287,7 @@ def table5(name: str) -> list[PaperEntry]:
 
 
 def flops(name: str) -> list[PaperEntry]:
-    """FLOPs of one iteration in every mode, then the MFU and HFU that they give."""
+    """Return entries for the FLOPs of one iteration in every mode of recomputation, and the MFU and HFU from these."""
     model, time, percent = PAPER_MODELS[name], paper.TABLE5[name], partial(paper.percent_of_peak, name)
     sizes = model.shape, model.global_batch_size
     printed = {"none": eq7(*sizes), "selective": eq8(*sizes), "paper-selective": eq8(*sizes)}
@@ -299,7 +310,11 @@ def flops(name: str) -> list[PaperEntry]:
 
 
 def disagreement_entries(name: str) -> list[PaperEntry]:
-    """Every number of ours in others.disagreements, with what the paper says there; not about one model."""
+    """Return entries for the places where the paper doesn't agree with itself (``others.disagreements``).
+
+    Each has a number that we computed again, and what the paper prints there. ``name`` is not used: the places are not
+    about one model.
+    """
     return [
         PaperEntry("disagreements", value.label, found.where, value.unit, found.printed, value.value, note=found.why)
         for found in disagreements()

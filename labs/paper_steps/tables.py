@@ -1,4 +1,4 @@
-"""How each section of the paper is printed."""
+"""Tables that print the entries of each section of the paper."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -62,7 +62,7 @@ FIGURE9 = "Figure 9: bytes on pipeline ranks with both methods; outputs: more if
 
 
 def parts_of(section: str, entries: Entries) -> list[RenderableType]:
-    """What to print for one section: tables, and the lines below them."""
+    """Return what to print for one section: tables, and the lines below them."""
     if not entries:
         about = {
             "table4": "Table 4 is about the 22B model only.",
@@ -94,7 +94,11 @@ def parts_of(section: str, entries: Entries) -> list[RenderableType]:
 
 
 def figure9_parts(name: str, entries: Entries) -> list[RenderableType]:
-    """One model's pipeline ranks: some of them, how the bytes fall, and what freeing outputs saves."""
+    """Return what to print for one model in figure 9.
+
+    These are a table of some pipeline ranks, a line on how the bytes fall from rank to rank, and one on what freeing
+    outputs saves.
+    """
     own = [entry for entry in entries if entry.model == name]
     by_rank = [entry for entry in own if entry.quantity.startswith("rank")]
     outputs = [int(entry.ours_formula or 0) for entry in own if entry.quantity.startswith("outputs of")]
@@ -113,22 +117,22 @@ def figure9_parts(name: str, entries: Entries) -> list[RenderableType]:
 
 
 def bytes_table(title: str, entries: Entries, headings: Mapping[str, str] = SIZES) -> Group:
-    """Whole numbers: what is predicted, what the paper leaves out, what was measured, the difference.
+    """Make a table of bytes: predicted, extra (predicted, but not counted by the paper), measured, and the difference.
 
-    Below each name, dim: the paper's own formula or claim, with its number.
+    Below each name, in grey, stands the paper's formula or claim, with its number.
     """
     lines = [[entry.quantity, *counted(entry)] for entry in entries]
     return paper_table(title, ["", "predicted", "extra", "measured", "diff."], entries, lines, headings, notes=True)
 
 
 def counted(entry: PaperEntry) -> list[str]:
-    """Predicted, extra, measured, difference; empty where there is none."""
+    """Return an entry's cells for ``bytes_table``: predicted, extra, measured, difference; "" where there is none."""
     extra = None if entry.measured is None else entry.extra
     return [whole(number) for number in (entry.ours_formula, extra, entry.measured, entry.difference)]
 
 
 def percent_table(title: str, entries: Entries, headings: Mapping[str, str] = NAMES) -> Group:
-    """Percentages: as printed, by formula, measured, and how far ours is from the printed one, in points."""
+    """Make a table of percentages: printed in the paper, by formula, measured, and ours minus printed, in points."""
     lines = []
     for entry in entries:
         ours = ("" if number is None else f"{float(number):.2f}" for number in (entry.ours_formula, entry.measured))
@@ -138,7 +142,7 @@ def percent_table(title: str, entries: Entries, headings: Mapping[str, str] = NA
 
 
 def flops_table(title: str, entries: Entries, headings: Mapping[str, str] = BATCHES) -> Group:
-    """FLOPs in units of 10¹⁵; the difference is in single FLOPs."""
+    """Make a table of FLOPs in units of 10¹⁵; its column of differences is in single FLOPs."""
     lines = []
     for entry in entries:
         found = (entry.printed, entry.ours_formula, entry.measured)
@@ -148,7 +152,10 @@ def flops_table(title: str, entries: Entries, headings: Mapping[str, str] = BATC
 
 
 def ranks_table(title: str, entries: Entries, outputs: Mapping[int, int], headings: Mapping[str, str] = SIZES) -> Group:
-    """Figure 9: bytes of pipeline ranks, and how much outputs would add; outputs: bytes by rank."""
+    """Make figure 9's table: the bytes of pipeline ranks, and the bytes that outputs would add if not freed.
+
+    outputs: for each pipeline rank the bytes of its outputs.
+    """
     lines = [[entry.quantity, *counted(entry), whole(outputs[entry.pipeline_rank or 0])] for entry in entries]
     header = ["", "predicted", "extra", "measured", "diff.", "outputs"]
     return paper_table(title, header, entries, lines, headings)
@@ -162,7 +169,7 @@ def paper_table(
     headings: Mapping[str, str],
     notes: bool = False,
 ) -> Group:
-    """A table for each model, below its heading; a column that is empty throughout is left out."""
+    """Make a table for each model, below a heading with its name; columns without any entry are left out."""
     used = [i for i in range(1, len(header)) if any(line[i] for line in lines)]
     parts: list[Text | Table] = [Text(title, style="bold")]
     for model in dict.fromkeys(entry.model for entry in entries):
@@ -178,12 +185,12 @@ def paper_table(
 
 
 def whole(number: Number | None) -> str:
-    """A count in full; empty for None."""
+    """Return a number with all its digits as text; "" for None."""
     return "" if number is None else f"{number:,}"
 
 
 def disagreements_list(title: str, found: Iterable[Disagreement]) -> Group:
-    """Each place in a few lines."""
+    """Return a list of the places where the paper doesn't agree with itself, a few lines for each."""
     parts: list[Text | Table] = [Text(title, style="bold")]
     for place in found:
         parts.append(Text(f"\n{place.where}", style="bold"))

@@ -1,4 +1,4 @@
-"""The activation memory of 2205.05198: predicted by formula, counted in any model.
+"""The activation memory of a transformer in training (arXiv 2205.05198): predicted by formula, counted in any model.
 
 The names below are all that most programs need.  Each loads its module when it is first asked for, so shapes and
 formulas need no torch.

@@ -1,7 +1,7 @@
-"""What is trained and how it is sharded: model sizes and parallel sizes, checked on creation.
+"""Sizes of the model and of the parallelism, checked when they are created.
 
-A bad argument is refused where it enters, in one line that names the argument and the rule: dataclasses of sizes check
-themselves; the few formulas and commands that take plain numbers check those.  Nothing in this file needs torch.
+The dataclasses here check their own fields.  The few formulas and commands that take plain numbers check those numbers.
+The error is one line that names the argument and the rule.  Nothing in this file needs torch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,13 @@ class ConfigError(ValueError):
 
 
 def check_size(argument: str, value: object, largest: float = LARGEST_SIZE, least: float = 1) -> int:
-    """Return ``value`` if it is an integer from ``least`` to ``largest``; raise ConfigError on ``argument`` if not."""
+    """Return ``value`` if it is an integer from ``least`` to ``largest``.
+
+    Args:
+        argument: the argument's name, for the error message.
+
+    Raises: ConfigError on any other value.
+    """
     if isinstance(value, bool) or not isinstance(value, int):
         raise ConfigError(argument, f"must be a whole number, got {shown(value)}")
     if value < least:
@@ -41,20 +47,20 @@ def check_size(argument: str, value: object, largest: float = LARGEST_SIZE, leas
 
 
 def check_sizes(**sizes: object) -> None:
-    """Raise ConfigError unless every value is a whole number of at least 1; the keywords are the arguments' names."""
+    """Raise ConfigError unless every value is a whole number of at least 1; the message names the bad keyword."""
     for argument, value in sizes.items():
         check_size(argument, value)
 
 
 def check_divides(argument: str, value: int, divisor_name: str, divisor: int) -> int:
-    """Return ``value // divisor``; raise ConfigError on ``argument`` if there is a remainder."""
+    """Return ``value // divisor``; if there is a remainder, raise a ConfigError that names ``argument``."""
     if value % divisor:
         raise ConfigError(argument, f"{value} must be divisible by {divisor_name} = {divisor}")
     return value // divisor
 
 
 def check_choice(argument: str, value: object, choices: Iterable) -> None:
-    """Raise ConfigError if ``value`` is none of ``choices``."""
+    """Raise ConfigError if ``value`` is none of ``choices``; the message names ``argument``."""
     choices = tuple(choices)
     if not any(type(value) is type(choice) and value == choice for choice in choices):
         raise ConfigError(argument, f"must be one of {', '.join(map(str, choices))}, got {shown(value)}")
@@ -70,14 +76,14 @@ def shown(value: object) -> str:
 
 
 def padded_vocab_size(vocab_size: int, tensor_parallel_size: int, multiple: int = 128) -> int:
-    """Round a vocabulary size up to the next multiple of ``multiple`` · t, which t ranks can share."""
+    """Round a vocabulary size up to the next multiple of ``multiple`` · t, so that t ranks can share it evenly."""
     check_sizes(vocab_size=vocab_size, tensor_parallel_size=tensor_parallel_size, multiple=multiple)
     unit = multiple * tensor_parallel_size
     return -(-vocab_size // unit) * unit
 
 
 def check_vocab_size(vocab_size: int, tensor_parallel_size: int) -> int:
-    """Return v/t; if t does not divide v, raise a ConfigError that offers the padded size."""
+    """Return the words on one rank, vocab_size / t; if t does not divide it, raise a ConfigError with a padded size."""
     v, t = check_size("vocab_size", vocab_size), check_size("tensor_parallel_size", tensor_parallel_size)
     if v % t:
         offer = f"padded_vocab_size({v}, {t}) = {padded_vocab_size(v, t)} is; the loss takes vocab_size={v}"
@@ -93,8 +99,8 @@ class ModelShape:
         seq_length: s, tokens of one sequence.
         micro_batch_size: b, sequences of one microbatch.
         hidden_size: h, elements of one token's activation.
-        num_attention_heads: a, which must divide h.
-        num_layers: L.
+        num_attention_heads: a, attention heads; a must divide h.
+        num_layers: L, layers of the whole model.
         vocab_size: v, words of the vocabulary.
 
     Raises: ConfigError on a size that no layer can have.
@@ -148,22 +154,24 @@ ZERO_STAGES = (0, 1, 2, 3)
 
 @dataclass(frozen=True)
 class Parallel:
-    """How devices share the work: data · context · pipeline · tensor devices in all.
+    """How the devices share the work. Their number is data · context · pipeline · tensor parallel size.
 
     Args:
-        tensor_parallel_size: t of the paper.
+        tensor_parallel_size: t, ranks that split each layer's weights.
         sequence_parallel: whether layer norms and dropouts are split along the sequence among the same t ranks.
-        pipeline_parallel_size: p of the paper.
-        num_model_chunks: m of the paper, the model chunks on each device.
-        micro_batch_size: b, sequences of a microbatch. The planner sets it; formulas of a layer read the shape's.
+        pipeline_parallel_size: p, pipeline ranks, each with its share of the layers.
+        num_model_chunks: m, the model chunks on each pipeline rank; more than 1 means an interleaved schedule.
+        micro_batch_size: b, sequences of a microbatch. Only the planner sets it; a layer's formulas read
+            ``ModelShape.micro_batch_size``.
         data_parallel_size: ranks that hold the same weights and read different samples.
         context_parallel_size: ranks that share one sequence in every layer, attention included.
-        zero_stage: what ZeRO divides among the data-parallel ranks, one of ZERO_STAGES.
-        expert_parallel_size: ranks that share the experts, a multiple of t. If it is more than t, each group of t ranks
-            among them has tokens of its own. None: the t ranks.
+        zero_stage: what ZeRO divides among the data-parallel ranks: 0 nothing, 1 optimizer states, 2 gradients as
+            well, 3 weights as well.
+        expert_parallel_size: ranks that share the experts, a multiple of t; None: the same t ranks. If it is more than
+            t, several tensor-parallel groups share the experts, and each group has tokens of its own.
 
-    Formulas of a layer or a stage read t, p, m and ``sequence_parallel`` only; those of today's layers also read
-    context_parallel_size and expert_parallel_size.
+    Formulas of the paper's layers and stages read only t, p, m and ``sequence_parallel``; those of Llama's layers also
+    read context_parallel_size and expert_parallel_size.
 
     Raises: ConfigError on a bad size.
     """
@@ -198,19 +206,19 @@ class Parallel:
 
     @property
     def sequence_parts(self) -> int:
-        """Number of shards of the sequence between the blocks: t under sequence parallelism, else 1."""
+        """Number of shards of the sequence outside attention and MLP: t under sequence parallelism, else 1."""
         return self.tensor_parallel_size if self.sequence_parallel else 1
 
     @property
     def shared(self) -> str:
-        """How the tensor-parallel ranks share a layer, as stored tapes name it: "alone", "tensor" or "sequence"."""
+        """How ranks share a layer: "alone" (t = 1), "tensor", or "sequence" (tensor and sequence parallelism)."""
         return "alone" if self.tensor_parallel_size == 1 else "sequence" if self.sequence_parallel else "tensor"
 
     @cached_property
     def stage_axes(self) -> Parallel:
-        """The sizes that a stage's activations depend on.
+        """A copy that has only the sizes on which a pipeline stage's activations depend.
 
-        A copy of these with one data-parallel rank and the default ZeRO stage.
+        It has one data-parallel rank and the default ZeRO stage. Plans that differ only in these two have equal copies.
         """
         t, p, m = self.tensor_parallel_size, self.pipeline_parallel_size, self.num_model_chunks
         c, experts = self.context_parallel_size, self.expert_parallel_size
@@ -218,10 +226,10 @@ class Parallel:
 
     @cached_property
     def layer_axes(self) -> Parallel:
-        """The sizes that a layer's tensors depend on.
+        """A copy that has only the sizes on which one layer's tensors depend.
 
-        A copy that has t, c, b, the ranks that share experts, and whether the sequence is sharded; everything else has
-        its default.
+        These are t, the context-parallel size, b, the expert-parallel size and ``sequence_parallel``. Every other size
+        has its default.
         """
         c, experts = self.context_parallel_size, self.expert_parallel_size
         return _axes(self.tensor_parallel_size, self.sequence_parallel, 1, 1, self.micro_batch_size, c, experts)
@@ -234,7 +242,7 @@ class Parallel:
 
     @property
     def replicas(self) -> int:
-        """Number of ranks that hold the same weights, among which ZeRO divides: data · context."""
+        """Number of ranks that hold the same weights: data · context. ZeRO splits its states among them."""
         return self.data_parallel_size * self.context_parallel_size
 
     @property
@@ -287,7 +295,7 @@ def check_layer(shape: ModelShape, parallel: Parallel) -> None:
 
 @dataclass(frozen=True)
 class PaperModel:
-    """One row of table 3: the shape, the parallel sizes, and the global batch in sequences."""
+    """One row of 2205.05198 table 3: the shape, the parallel sizes, and the global batch in sequences."""
 
     name: str
     shape: ModelShape

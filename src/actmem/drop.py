@@ -1,24 +1,25 @@
-"""Drop any set of a layer's tensors and rebuild each in backward by its own recipe.
+"""Drop any set of a layer's tensors, and recompute each of them by itself in backward.
 
-``recompute.checkpoint`` takes any code, forgets all that it saves, and runs all of it again in order.  Here a layer
-names its tensors one by one and says how each is made, so that each is made again by itself.  (A checkpoint as one
-recipe of these would hold all that its region saves until the region ends and names its results: twice the peak of a
-layer's forward pass.)  How it works, in six rules:
+``recompute.checkpoint`` recomputes a whole region of code, in order.  Here a layer names its tensors one by one and
+says how each is computed, so backward can recompute a single one.  (A checkpoint can't be one such computation: it
+would hold everything that its region saves until the region ends, twice the peak of a layer's forward pass.)  How it
+works, in six rules:
 
-1. A layer makes each tensor through ``terms(name, function, *sources)``.  That runs the function and notes the
-   recipe: the name, the function, and the names of the sources.
-2. When autograd saves a tensor whose name is dropped, the graph gets an empty slot.  Any other tensor, a weight too,
-   goes to ``keep`` under its name, so an outer ledger, checkpoint or offloading hook sees it.
-3. When backward opens an empty slot, the recipe runs again on its sources, which are kept, or rebuilt before, or
-   rebuilt now through as many recipes as it takes.
-4. What it makes fills all slots that wait for it, as in rule 4 of ``recompute``: each holds it for as long as the
-   graph holds the slot.  So a matmul runs once, however many tensors it serves.
-5. A name can also be stored: its storage goes to a ``store``, which keeps it elsewhere or smaller; its recipe then
-   reads it back.
-6. A mask's recipe knows how to draw it again: its seed on a CPU, the generator's state on a GPU.
+1. A layer makes each tensor by ``terms(name, function, *sources)``, where ``terms`` is a NamedForward.  This calls
+   the function and notes the recipe: the names of results and sources, and the function.
+2. When autograd saves a tensor whose name is to be dropped, the graph gets an empty slot in place of the tensor.
+   Every other tensor is saved for backward as usual (by ``keep``, under its name), so that a ledger, a checkpoint or
+   an offloading hook around the layer sees it.
+3. When backward reads an empty slot, the recipe runs again on its sources.  A source that was dropped too is
+   recomputed first, by its own recipe.
+4. The result fills every empty slot of that name, and a slot holds it for as long as the graph holds the slot.  So
+   each matmul runs once more, however many tensors are computed from it.
+5. A tensor can also go to a ``Store``, which keeps it on the host or in 8 bits.  Its recipe then reads it back.
+6. A dropout mask's recipe draws the same mask again: from the mask's seed on a CPU, from the generator's state on a
+   GPU.
 
-Gradients equal those without recomputation bit for bit, unless a name is stored in 8 bits: recipes run the forward
-pass's functions on the same values.
+Gradients equal those without recomputation bit for bit, because recipes call the same functions on the same values.
+The exception is a tensor stored in 8 bits.
 """
 
 from __future__ import annotations
@@ -39,23 +40,27 @@ from actmem.recompute import ParametersRead, autocast_state, opened, second_run
 
 @runtime_checkable
 class Store(Protocol):
-    """A place for tensors that backward reads."""
+    """Interface of a place that keeps tensors for backward outside the graph: on the host, or in 8 bits."""
 
     def put(self, flat: Tensor, name: str) -> Callable[[], Tensor]:
-        """Keep ``flat``, a tensor of one dimension, under ``name``.
+        """Take a tensor in forward, and return the function that backward calls to get it back.
 
-        Returns: a function that gives the tensor back, on its device and in its dtype.
+        Args:
+            flat: a whole storage, as a tensor of one dimension.
+            name: the tensor's name, for a ledger.
+
+        Returns: a function that returns the tensor, on the device and in the dtype of ``flat``.
         """
 
 
 def store_of_each(actions: Mapping[str, str], stores: Mapping[str, Store]) -> dict[str, Store]:
-    """Find the store of each term that has an action.
+    """Find the store into which each tensor goes.
 
     Args:
-        actions: the action of each term, from ``LayerTerms.stored``.
-        stores: the store of each action.
+        actions: from ``LayerTerms.stored``: for each tensor's name what is done with it, such as "offload".
+        stores: for each such action the Store that does it.
 
-    Returns: the store of each term, by the term's name.
+    Returns: for each tensor's name its store.
     Raises: ConfigError on an action without a store.
     """
     for action in actions.values():
@@ -71,17 +76,17 @@ NAME_READERS: list[Callable[[tuple[str, ...], tuple[Tensor, ...], str], None]] =
 
 
 class NamedForward:
-    """The named tensors of one forward pass of one layer.
+    """Names the tensors of one forward pass of one layer, and recomputes the dropped ones in backward.
 
-    With nothing dropped and nothing stored, ``terms(name, function, *sources)`` just returns ``function(*sources)``,
-    and a ledger may read the names. Otherwise use this object as a context around the forward pass.
+    A layer computes each tensor by ``terms(name, function, *sources)``, which returns ``function(*sources)`` and tells
+    a recording ledger the name. If any tensor is dropped or stored, run the forward pass inside ``with terms:``.
 
     Args:
-        dropped: the names that backward rebuilds.
-        stored: for each name whose tensor goes to a store, that store.
+        dropped: the names of the tensors that are not saved; backward recomputes them.
+        stored: for each tensor that goes to a Store, its name and the store.
 
-    Saves: what the layer's operations save, without the tensors of dropped names, and the inputs that the recipes of
-        dropped names read. Of a stored name it saves what the store keeps.
+    Saves: what the layer's operations save, without the dropped tensors, and those inputs of the layer from which
+        dropped tensors are recomputed. Of a stored tensor it saves what the store keeps.
     """
 
     def __init__(self, dropped: Iterable[str] = (), stored: Mapping[str, Store] | None = None):
@@ -119,7 +124,7 @@ class NamedForward:
             self._inputs.clear()
 
     def input(self, name: str, tensor: Tensor) -> Tensor:
-        """Name a tensor that enters the layer, and return it. It is saved if the recipe of a dropped name reads it."""
+        """Name an input of the layer, and return it. It is saved if a dropped tensor is recomputed from it."""
         for tell in NAME_READERS:
             tell((name,), (tensor,), "")
         if self.dropped:
@@ -138,9 +143,15 @@ class NamedForward:
         return self.add(names, values, function, *sources, also=also)
 
     def add(self, names: str | tuple[str, ...], values: Any, function: Callable, *sources: Any, also: str = "") -> Any:
-        """Return ``values``, and note ``function(*sources)`` as the recipe that makes them again.
+        """Name tensors that are already computed, and note how backward can compute them again.
 
-        The recipe may run without autograd. The other arguments are those of a call of this object.
+        Args:
+            names: the tensor's name, or a tuple of names.
+            values: the tensor, or a tuple of tensors, one for each name.
+            function, sources: the recipe: ``function(*sources)`` must return ``values``. It may run without autograd.
+            also: the name of what else ``function`` saves for backward, such as a norm's statistics.
+
+        Returns: ``values``.
         """
         for tell in NAME_READERS:
             tell(as_tuple(names), as_tuple(values), also)
@@ -156,10 +167,10 @@ class NamedForward:
         return values
 
     def result(self, module: nn.Module, value: Tensor) -> Tensor:
-        """Return ``value``, which leaves the layer.
+        """Return ``value``, the layer's output, and guard the parameters from which backward will recompute.
 
-        If anything is dropped, the backward of ``value`` raises RuntimeError where a parameter of ``module`` was
-        written or replaced in between.
+        If anything is dropped, the backward of ``value`` raises RuntimeError if a parameter of ``module`` was
+        written or replaced since the forward pass.
         """
         if self.dropped.difference(self.stored):
             self._parameters = ParametersRead(module, value)
@@ -251,11 +262,11 @@ class NamedForward:
         return {needed for source in sources for needed in self._read_by(source.name)}
 
     def alive(self, name: str) -> list[Slot]:
-        """Return the slots of that name which the graph still holds."""
+        """Return those slots of the tensor called ``name`` that the autograd graph still holds."""
         return [slot for reference in self.slots.get(name, ()) if (slot := reference()) is not None]
 
     def kept(self, name: str) -> Slot | None:
-        """Return a slot that keeps the tensor of that name; None if there is no such slot."""
+        """Return a slot that has the tensor called ``name`` saved; None if there is none, as for a dropped tensor."""
         return next((slot for slot in self.alive(name) if slot.kept), None)
 
     def _open(self, slot: Slot) -> Tensor:
@@ -312,15 +323,15 @@ KEEP_ALL = NamedForward()
 
 @dataclass(eq=False)
 class Slot:
-    """What the graph holds in place of a saved tensor.
+    """What the autograd graph holds in place of a saved tensor: the tensor itself, or room for a recomputed one.
 
     Attributes:
-        view: the view of the tensor that autograd saved.
+        view: shape, strides, offset and dtype of the tensor that autograd saved.
         is_weight: whether that tensor is a parameter.
         name: the tensor's name; "" if it has none.
-        kept: what ``keep`` returned, with the view of what is kept; None for a dropped name.
-        tensor: what a recipe made again; None until then.
-        holds: slots of what this name's recipe reads.
+        kept: the saved tensor, as ``keep`` returned it, and its TensorView; None for a dropped tensor.
+        tensor: the recomputed tensor; None until backward has recomputed it.
+        holds: the slots of saved tensors from which this one is recomputed, so that they live as long as this slot.
     """
 
     view: TensorView
@@ -331,17 +342,18 @@ class Slot:
     holds: list[Slot] = field(default_factory=list)
 
     def keep(self, tensor: Tensor, whole: TensorView) -> None:
-        """Keep the whole tensor that has this slot's name, of which ``tensor`` is a view.
+        """Save for backward the named tensor of which autograd saved a view.
 
-        The whole, because a recipe may read more than the graph saved.
+        The whole named tensor is saved, because a recipe may read more of it than the view has.
 
         Args:
-            whole: the view that the whole tensor has.
+            tensor: what autograd saved, with this slot's ``view``.
+            whole: the TensorView of the named tensor.
         """
         self.kept = keep(whole.on(tensor, self.view), name=self.name), whole
 
     def held(self) -> tuple[Tensor, TensorView] | None:
-        """Return the tensor that is here, kept or made again, and its view; None if there is none."""
+        """Return this slot's saved or recomputed tensor with its TensorView; None if the slot is empty."""
         if self.kept:
             kept, view = self.kept
             (tensor,) = kept.read_once()
@@ -362,30 +374,41 @@ class TensorView(NamedTuple):
         return TensorView(tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.dtype)
 
     def checked(self, name: str, tensor: Tensor) -> Tensor:
-        """Return ``tensor``, the second run's version of this one; RuntimeError if shape, strides or dtype differ."""
+        """Return a recomputed tensor, if it has this view's shape, strides and dtype.
+
+        Raises: RuntimeError if it differs in one of them; the message has ``name``.
+        """
         if (tensor.shape, tensor.stride(), tensor.dtype) != (self.size, self.stride, self.dtype):
             raise RuntimeError(f"{name}: the second run made {TensorView.of(tensor)}, the first {self}")
         return tensor
 
     def restored(self, tensor: Tensor) -> Tensor:
-        """Return ``tensor`` with this view's strides: a hook outside may have returned a copy with other strides."""
+        """Return ``tensor`` with this view's strides; it is copied if it has others.
+
+        Another saved-tensor hook, such as one that offloads, may have returned a copy with other strides.
+        """
         if tensor.stride() == self.stride:
             return tensor
         return tensor.new_empty_strided(self.size, self.stride).copy_(tensor)
 
     def on(self, tensor: Tensor, had: TensorView) -> Tensor:
-        """Return this view of the storage of ``tensor``, which in the first run had the view ``had``."""
+        """Return this view, taken of the storage of another tensor.
+
+        Args:
+            tensor: has the same storage in this run as this view's tensor.
+            had: the view that ``tensor`` had in the first forward pass.
+        """
         if self == had:
             return tensor
         return tensor.as_strided(self.size, self.stride, tensor.storage_offset() + self.offset - had.offset)
 
 
 class RecipeSource(NamedTuple):
-    """A tensor that a recipe (the call that makes a term again) reads.
+    """A tensor argument of a RepeatableCall, noted by name in place of the tensor itself.
 
     Attributes:
-        name: of the term that the tensor is.
-        view: its shape and strides, and where in its storage it begins.
+        name: the tensor's name in its layer.
+        view: its shape, strides, dtype and offset in its storage.
         requires_grad: whether it requires a gradient.
     """
 
@@ -395,14 +418,14 @@ class RecipeSource(NamedTuple):
 
 
 class RepeatableCall(NamedTuple):
-    """A call that backward can repeat.
+    """A recipe: a call from the forward pass that backward can repeat to recompute its results.
 
     Attributes:
-        names: of its results.
-        views: of its results.
-        function: what is called.
-        sources: its arguments; tensors are replaced by RecipeSource.
-        also: the name of its by-products; "" if it has none.
+        names: the name of each result.
+        views: shape, strides, offset and dtype of each result.
+        function: the function that is called.
+        sources: its arguments, with a RecipeSource in place of each tensor.
+        also: the name of what else ``function`` saves for backward, such as a norm's statistics; "" for nothing.
     """
 
     names: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What our own operators need of autograd: save tensors in a node of their own, stay eager, differentiate once."""
+"""Helpers of our autograd Functions: save tensors where hooks see them; refuse torch.compile and second derivatives."""
 
 import functools
 import threading
@@ -13,7 +13,10 @@ from actmem.torch_private import backward_pass, never_compiled
 
 
 def stays_eager(function: Callable) -> Callable:
-    """Keep torch.compile out of ``function`` and of what it calls. It costs nothing until something is compiled."""
+    """Decorate a function so that torch.compile leaves it, and all that it calls, eager.
+
+    Without torch.compile the decorated function behaves as before.
+    """
     eager = never_compiled(function)
 
     @functools.wraps(function)
@@ -25,11 +28,11 @@ def stays_eager(function: Callable) -> Callable:
 
 
 def differentiates_once(backward: Callable) -> Callable:
-    """Make a ``backward`` refuse second derivatives.
+    """Decorate a Function's ``backward`` so that it raises RuntimeError under ``create_graph=True``.
 
-    A ``backward`` of plain operations would leave its collectives out of them. torch's ``once_differentiable`` gives
-    wrong second derivatives without an error where ``torch.autograd.grad`` is asked for the gradients of particular
-    inputs.
+    The collectives in our backward passes are not differentiable, so a second derivative would be wrong. torch's
+    ``once_differentiable`` is not enough: with ``torch.autograd.grad`` and chosen inputs it gives wrong second
+    derivatives without an error.
     """
 
     @functools.wraps(backward)
@@ -42,11 +45,11 @@ def differentiates_once(backward: Callable) -> Callable:
 
 
 class Kept:
-    """Tensors that autograd holds: saved-tensor hooks see them, and backward can read them.
+    """Tensors saved for backward by an autograd node of their own; ``keep`` makes one.
 
     Args:
-        anchor: a tensor without elements, whose node saved the tensors. If an operation takes the anchor as an input,
-            autograd frees the tensors after that operation's backward; otherwise they live as long as this object.
+        anchor: the node's output, a tensor without elements. If an operation takes the anchor as an input, autograd
+            frees the saved tensors after that operation's backward; otherwise they live as long as this object.
     """
 
     def __init__(self, anchor: Tensor):
@@ -56,9 +59,9 @@ class Kept:
         self._read_in = -1  # the backward pass
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Return the tensors, as autograd unpacks them.
+        """Return the saved tensors; each call runs the unpack hooks again.
 
-        If they had to be recomputed, only the caller holds them now.
+        If a checkpoint around this recomputed them, it holds them no longer: only the caller does.
         """
         before = released_by_reader()
         _reading.releases = True
@@ -69,9 +72,9 @@ class Kept:
             _reading.releases = before
 
     def read_once(self) -> tuple[Tensor, ...]:
-        """Return the tensors, which are unpacked once in a backward pass and then held here.
+        """Return the saved tensors; the unpack hooks run only once in each backward pass.
 
-        torch's checkpoint allows no more than one unpacking.
+        This object then holds the tensors. torch's checkpoint allows no second unpacking.
         """
         if self._read_in != (now := backward_pass()) or now < 0:
             self._read, self._read_in = self.tensors(), now
@@ -82,24 +85,24 @@ _reading = threading.local()  # backward may run in a thread of its own
 
 
 def released_by_reader() -> bool:
-    """Return True while ``Kept.tensors`` reads.
+    """Return True while ``Kept.tensors`` runs: a checkpoint that is asked for a tensor then must not hold on to it.
 
-    The node that saved the tensors may run long after the operation that reads them, so a checkpoint around both must
-    not hold them until that node is done.
+    Otherwise a checkpoint holds a recomputed tensor until the node that saved it has run in backward. For a Kept this
+    node may run long after the operation that reads the tensor.
     """
     return getattr(_reading, "releases", False)
 
 
 def keep(*tensors: Tensor, name: str = "") -> Kept:
-    """Save ``tensors`` through ``save_for_backward`` now, to be read in backward later.
+    """Save ``tensors`` with ``save_for_backward``, before the operation that needs them in backward runs.
 
-    An attribute on ``ctx`` would hold them too, but no hook sees it, so a ledger couldn't count them and a checkpoint
-    couldn't drop them.
+    An attribute on ``ctx`` could hold them too. But saved-tensor hooks don't see attributes, so a ledger couldn't count
+    the tensors and a checkpoint couldn't drop them.
 
     Args:
-        name: what a ledger calls them.
+        name: the name under which a ledger lists them.
 
-    Returns: a Kept, whose ``tensors()`` gives them back.
+    Returns: a Kept; its ``tensors()`` returns the tensors in backward.
     Saves: each tensor's storage.
     """
     with torch.enable_grad():

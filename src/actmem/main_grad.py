@@ -1,9 +1,9 @@
 """Gradients and weights in float32 for a model in 16 bits (mixed-precision training).
 
-bfloat16 has 8 significant bits, so a sum over many microbatches loses the small ones and a
-weight does not change by a small step.  Megatron's remedy, and ours: each microbatch's gradient is
-added to a float32 ``parameter.main_grad``, and the optimizer steps float32 copies of the weights.
-With Adam that is 18 bytes a parameter, ``formulas.states.ADAM["float32 gradients"]``.
+bfloat16 has 8 significant bits.  So a sum over many microbatches loses small gradients, and a small step does not
+change a weight.  We do what Megatron does: add each microbatch's gradient to a float32 ``parameter.main_grad``,
+and let the optimizer update float32 copies of the weights.  With Adam that takes 18 bytes a parameter
+(``formulas.states.ADAM["float32 gradients"]``).
 
     weights = MainWeights(model)
     optimizer = torch.optim.AdamW(weights.parameters())
@@ -25,8 +25,8 @@ from actmem.torch_private import times_written
 def use_main_gradients(module: nn.Module) -> None:
     """Make backward add each gradient to a float32 ``parameter.main_grad`` and free ``parameter.grad``, from now on.
 
-    It keeps 4 bytes a parameter (8 in float64), beside the 16-bit gradient of one parameter at a time. Code that needs
-    a gradient calls ``gradient_of``. A deep copy of the module has no main gradients.
+    Main gradients take 4 bytes a parameter (8 in float64). Besides, backward holds the 16-bit gradient of one parameter
+    at a time. Read a gradient with ``gradient_of``. A deep copy of the module has no main gradients.
     """
     parameter: Any  # it gets an attribute
     for parameter in module.parameters():
@@ -36,16 +36,16 @@ def use_main_gradients(module: nn.Module) -> None:
 
 
 def gradient_of(parameter: nn.Parameter) -> Tensor | None:
-    """Return the tensor in which microbatches add up: ``main_grad`` if the parameter has one, else ``grad``."""
+    """Return the gradient summed over microbatches: ``main_grad`` if the parameter has one, else ``grad``."""
     return getattr(parameter, "main_grad", parameter.grad)
 
 
 class MainWeights:
-    """float32 copies of a module's parameters, whose gradients are the module's main gradients.
+    """float32 copies of a module's parameters, for the optimizer to update.
 
-    It calls ``use_main_gradients``. The copies take 4 bytes a parameter; their gradients share their storage with the
-    module's main gradients. Copies keep the marks ``partition_dim`` and ``partial_gradient``, so a gradient norm can be
-    taken of the copies or of the module.
+    It calls ``use_main_gradients``, and a copy's ``.grad`` is the parameter's ``main_grad``, the same tensor. The
+    copies take 4 bytes a parameter. They have the parameters' attributes ``partition_dim`` and ``partial_gradient``, so
+    a gradient norm can be computed from the copies or from the module.
     """
 
     def __init__(self, module: nn.Module):
@@ -65,15 +65,15 @@ class MainWeights:
 
     @torch.no_grad()
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Run ``optimizer.step()`` on the copies, give the module their values, and set its main gradients to zero.
+        """Run ``optimizer.step()`` on the copies, copy their values to the module, and set main gradients to zero.
 
-        So no ``zero_grad`` is needed; the optimizer's own, which drops the copies' gradients, does no harm. If other
-        values were written into the module since the last step, such as a checkpoint's, the step starts from these.
-        Under ``fully_shard``, shard the module before making its MainWeights.
+        You need no ``zero_grad``; the optimizer's ``zero_grad`` does no harm. If values were loaded into the module
+        since the last step, from a saved state for instance, the step starts from these. Under ``fully_shard``, shard
+        the module before you make its MainWeights.
 
-        Raises: ConfigError if the module has other parameters by now, as after ``load_state_dict(…, assign=True)``, or
-            if a gradient is in ``.grad``: DistributedDataParallel and FullyShardedDataParallel put theirs there,
-            reduced, after backward.
+        Raises: ConfigError if the module's parameters were replaced, as by ``load_state_dict(…, assign=True)``, or if a
+            parameter has a gradient in ``.grad``, where DistributedDataParallel and FullyShardedDataParallel put the
+            reduced gradients.
         """
         there = set(map(id, self._module.parameters()))
         for (parameter, main), before in zip(self._pairs, self._written):

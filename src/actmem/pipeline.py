@@ -43,24 +43,36 @@ def make_mesh(device_type: str, pipeline_parallel_size: int, tensor_parallel_siz
 
 
 class Watcher:
-    """Is told of everything that a stage does. This class ignores it; a subclass measures."""
+    """Callbacks around what a pipeline stage runs. Here they do nothing; a subclass measures with them."""
 
     def during(self, module: nn.Module, stage: int, microbatch: int) -> AbstractContextManager:
-        """Return a context that the stage enters around the forward pass of one microbatch, and around its loss."""
+        """Return a context in which the stage runs the forward pass, or the loss, of one microbatch.
+
+        Args:
+            module: the stage's part of the model, or its loss.
+            stage: the stage's number.
+        """
         return nullcontext()
 
     def after(self, kind: str, stage: Stage, microbatch: int) -> None:
-        """Is called after each forward pass (kind ``"F"``, the loss included) and backward pass (``"B"``) of a
-        microbatch.
+        """Called after each forward pass (kind ``"F"``) and backward pass (``"B"``) of one microbatch.
+
+        On the last stage the loss is a part of the forward pass.
         """
 
 
 class Stage(PipelineStage):
-    """A PipelineStage that can be watched, and that can free its outputs.
+    """torch's PipelineStage with callbacks for a Watcher, and the option to free its outputs.
 
-    Before 2.15 torch holds every output until its backward, 2sbh/t bytes a microbatch in flight, although the next
-    stage has a copy. ``free_outputs`` empties the output's storage once the copy has arrived. The shape stays, and
-    backward needs no more (2205.05198 appendix B).
+    Before 2.15 torch holds every output until its backward, although the next stage has a copy. In 16 bits these are
+    2sbh bytes for each microbatch in flight, or 2sbh/t under sequence parallelism. ``free_outputs`` empties an output's
+    storage once it has been sent. Its shape stays, and backward needs nothing else of it (2205.05198 appendix B).
+
+    Args:
+        part: the stage's part of the model.
+        args, kwargs: as for PipelineStage.
+        free_outputs: whether to free the outputs.
+        watcher: is called around every forward and backward pass.
     """
 
     submod: GPT
@@ -80,7 +92,7 @@ class Stage(PipelineStage):
         return output
 
     def loss(self, logits: Tensor, targets: Tensor, microbatch: int) -> Tensor:
-        """Compute the last stage's loss of one microbatch."""
+        """Compute one microbatch's mean loss on the last stage, in the watcher's context."""
         with self._watcher.during(self.submod.cross_entropy, self.stage_index, microbatch):
             loss = self.submod.loss(logits, targets)
         self._watcher.after("F", self, microbatch)
@@ -104,13 +116,13 @@ class Stage(PipelineStage):
         return first_messages(super()._get_init_p2p_neighbors_ops())
 
     def held_outputs(self) -> dict[int, int]:
-        """Return the bytes of this stage's outputs that are still alive, by the storage's id."""
+        """Return the bytes of this stage's outputs that are still alive: a dict from a storage's id to its bytes."""
         return {id(storage): storage.nbytes() for storage in self._outputs}
 
     def receive_buffers(self) -> dict[int, int]:
-        """Return the bytes of torch's receive buffers by the storage's id.
+        """Return the bytes of torch's receive buffers: a dict from a storage's id to its bytes.
 
-        There is one for each microbatch, and all are allocated at the start.
+        There is one buffer for each microbatch, and all are allocated at the start.
         """
         storages = (buffer.untyped_storage() for buffer in receive_buffers_of(self))
         return {id(storage): storage.nbytes() for storage in storages}
@@ -121,14 +133,14 @@ class Stage(PipelineStage):
 
 
 class Pipeline:
-    """One training step of a GPT on a grid of ranks.
+    """This rank's part of a GPT that trains on a grid of pipeline × tensor-parallel ranks.
 
     ``step`` runs forward and backward of all microbatches; gradients are of the mean loss over the microbatches.
 
     Args:
-        mesh: from ``make_mesh``.
-        free_outputs: free each output once the next stage has it (see ``Stage``).
-        watcher: is told of every forward and backward.
+        mesh: the grid of ranks, from ``make_mesh``.
+        free_outputs: free each stage's output once it has been sent (see ``Stage``).
+        watcher: is called around every forward and backward pass.
         model: further arguments of ``GPT``.
 
     Attributes:
@@ -173,11 +185,11 @@ class Pipeline:
     def step(self, tokens: Tensor, targets: Tensor) -> list[Tensor]:
         """Run forward and backward of a batch ``[num_microbatches · b, s]`` of token ids and targets.
 
-        Every rank passes the whole batch. Afterwards gradients are complete on every rank, in ``main_grad`` where
-        ``use_main_gradients(part)`` was called, else in ``grad``. Before the call they must be zero or None: whatever
-        is there would be scaled and reduced again.
+        Call it on every rank with the whole batch. Afterwards gradients are complete on every rank, in ``main_grad`` if
+        ``use_main_gradients(part)`` was called, else in ``grad``. Before the call they must be zero or None: older
+        values would be scaled and reduced a second time.
 
-        Returns: the microbatches' losses on the last stage's ranks, an empty list elsewhere.
+        Returns: on the last stage's ranks the mean loss of each microbatch, elsewhere an empty list.
         Raises: ConfigError on a batch of another size.
         """
         wanted = [self.num_microbatches * self.shape.micro_batch_size, self.shape.seq_length]

@@ -1,10 +1,10 @@
-"""What each stored tensor of a layer can be recomputed from: the table behind every choice of what to keep.
+"""What each saved tensor of a layer can be recomputed from: the table behind every mode of recomputation.
 
-A layer is a table of terms. Each has a recipe: the terms from which it is rebuilt, and the matmuls that this takes.
-What to recompute is then a set of terms, those that backward recomputes instead of saving. The bytes saved are those of
-the remaining terms, the FLOPs added are the matmuls of the set's recipes, and a named mode is a set with a name.
-Llama's tables are in ``llama_shape``. ``drop`` carries out what this file describes (and ``recompute`` carries out the
-regions of *selective* and *full*).
+A term is a saved tensor, by its name. Each term has a recipe: the terms from which it is recomputed, and the matmuls
+that this takes. A mode of recomputation is a set of terms that backward recomputes instead of saving. The layer then
+saves the bytes of the remaining terms, and backward runs the matmuls of the set's recipes once more. Here is the table
+of the paper's layer; those of Llama are in ``llama_shape``. ``drop`` recomputes term by term, and ``recompute`` whole
+regions of code, for *selective* and *full*.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class Recompute:
     """What backward recomputes instead of saving (2205.05198 section 5).
 
     Attributes:
-        name: what users type: one of RECOMPUTE_MODES, or "terms" for a set of their own.
-        region: what is dropped: "none"; "core" (the core attention, from Q, K and V to its output); "layer" (all but
-            the input); or "terms", each rebuilt by itself (see ``drop``).
-        stop_early: the second run ends at the last tensor that backward reads. The paper runs the region to its end,
-            which saves the same bytes and costs one matmul more.
-        terms: the user's own set; None for a named mode.
-        stored: the terms that have an action other than "recompute", each with its action.
+        name: one of RECOMPUTE_MODES, or "terms" for a set of the user's own.
+        region: what backward recomputes: "none"; "core" (the core attention, from Q, K and V to its output); "layer"
+            (everything, from the layer's input); or "terms" (single tensors, see ``drop``).
+        stop_early: recomputation ends at the last tensor that backward reads. The paper runs a region to its end, which
+            saves the same bytes and costs one matmul more.
+        terms: the names of the tensors in the user's own set; None for a named mode.
+        stored: pairs of a tensor's name and an action other than "recompute", such as "offload".
     """
 
     name: str
@@ -43,11 +43,11 @@ class Recompute:
 
     @staticmethod
     def of(mode: Mode) -> Recompute:
-        """Return the Recompute that a value stands for.
+        """Make a Recompute from any form in which a user may say what to recompute.
 
         Args:
-            mode: a Recompute, a mode's name, a set of terms to recompute, or an action for each term (one of ACTIONS;
-                terms that aren't named are kept).
+            mode: a Recompute, a mode's name, a set of tensors' names to recompute, or a dict from tensors' names to
+                actions (of ACTIONS; a tensor that isn't named is kept).
 
         Raises: ConfigError on anything else.
         """
@@ -86,13 +86,13 @@ RECOMPUTE_MODES = tuple(mode.name for mode in _MODES)
 
 @dataclass(frozen=True)
 class Recipe:
-    """How backward recomputes one term.
+    """How backward recomputes one of a layer's saved tensors.
 
     Attributes:
-        term: what is recomputed.
-        sources: the terms from which it is made; empty for a dropout mask, which is drawn again from its seed.
-        matmuls: the matmuls that this takes, named as in ``formulas.flops``; if there are none, the recipe is
-            elementwise.
+        term: the tensor's name.
+        sources: the names of the tensors from which it is computed; empty for a dropout mask, which is drawn again.
+        matmuls: the matmuls that this takes, named as in ``formulas.flops``; if there are none, *elementwise* drops
+            the tensor.
     """
 
     term: str
@@ -102,18 +102,19 @@ class Recipe:
 
 @dataclass(frozen=True)
 class LayerTerms:
-    """The terms of one kind of layer, in the order of the forward pass.
+    """The tensors that one kind of layer saves, by name ("terms"), in the order of the forward pass.
 
     Attributes:
-        input: the one term without a recipe.
-        recipes: how each of the others is recomputed.
+        input: the layer's input, the one term that can't be recomputed.
+        recipes: how each other term is recomputed.
         core: the terms that selective recomputation drops.
-        core_elementwise: whether *elementwise* drops the core as well, at the price of its matmul.
-        last_matmuls: the last matmuls of each region, which a mode runs only if it does not stop early.
-        one_tensor: terms that are views of one storage, which is freed only if all of them are dropped.
-        statistics: by-products of norms, a few numbers a token; of the named modes only "full" drops them.
-        other_dtype: masks, indices and float32 results, which don't have the dtype of the layer's activations.
-        by_products: what an operation saves besides its results; too small to be worth storing elsewhere.
+        core_elementwise: whether *elementwise* drops the core as well, although one of its terms needs a matmul.
+        last_matmuls: for each region its last matmuls, which are recomputed only by a mode that does not stop early.
+        one_tensor: terms that are views of one storage; it is freed only if all of them are dropped.
+        statistics: what norms save besides their input, a few numbers a token; of the named modes only "full" drops
+            them.
+        other_dtype: terms that don't have the dtype of the layer's activations: masks, indices, float32 results.
+        by_products: what operations save besides inputs and results, too small to be worth offloading.
     """
 
     input: str
@@ -127,7 +128,7 @@ class LayerTerms:
     by_products: frozenset[str] = frozenset()
 
     def recipe(self, term: str) -> Recipe:
-        """Return the recipe of that term; raise ConfigError on the layer's input and on an unknown name."""
+        """Return the recipe of the tensor ``term``; raise ConfigError on the layer's input or an unknown name."""
         for recipe in self.recipes:
             if recipe.term == term:
                 return recipe
@@ -137,7 +138,7 @@ class LayerTerms:
         raise ConfigError("recompute", f"{shown(term)} is no term of this layer; its terms are {names}")
 
     def dropped(self, recompute: Mode) -> frozenset[str]:
-        """Return the terms that a mode, or a set of terms, drops.
+        """Return the names of the tensors that this layer does not save in a mode of recomputation.
 
         Raises: ConfigError on a set that contains the input, an unknown name, or some but not all of ``one_tensor``.
         """
@@ -165,9 +166,9 @@ class LayerTerms:
             )
 
     def stored(self, recompute: Mode) -> dict[str, str]:
-        """Return the terms that are saved on the host or in 8 bits, each with its action.
+        """Return the tensors that are saved on the host or in 8 bits: a dict from name to "offload" or "compress".
 
-        Raises: ConfigError if an action is not possible for its term.
+        Raises: ConfigError if a tensor can't have its action.
         """
         stored = dict(Recompute.of(recompute).stored)
         for term, action in stored.items():
@@ -185,7 +186,10 @@ class LayerTerms:
         return {term: action for term, action in stored.items() if action != "keep"}
 
     def recomputed_matmuls(self, recompute: Mode) -> frozenset[str]:
-        """Return the matmuls that backward recomputes, each once, however many terms it serves."""
+        """Return the names of the matmuls that backward runs again in a mode of recomputation.
+
+        Each runs once more, even if several dropped tensors are computed from it.
+        """
         mode = Recompute.of(recompute)
         names = {matmul for recipe in self.recipes if recipe.term in self.dropped(mode) for matmul in recipe.matmuls}
         if mode.region in self.last_matmuls and not mode.stop_early:

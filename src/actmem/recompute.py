@@ -9,17 +9,17 @@ How it works, in six rules:
 3. The second run stops as soon as the last slot is filled.  The rest (often the region's last matmul) computes
    only the output, which backward does not read.  ``stop_early=False`` runs the region to its end, as the paper's cost
    counts it.
-4. A slot holds its tensor for as long as the graph holds the slot: autograd frees both when the node that saved the
-   tensor is done, as without recomputation.  A node may read it any number of times.  If the graph is retained, each
-   read empties the slot, and the next one runs the function again: otherwise it would keep everything after all.
-5. The second run has the autocast and the training modes of the first one.  After it these and the random-number
-   generators are back in the state they had before.
-6. The second run reads the parameters and buffers as they are by then, so backward raises an error if one has been
-   written or replaced.  It also does if the second run itself writes a buffer, as spectral norm does, because the first
-   run wrote it already.
+4. A slot holds its tensor for as long as the graph holds the slot.  Autograd frees both after backward of the node that
+   saved the tensor, as without recomputation.  A node may read the tensor any number of times.  With ``retain_graph``
+   each read empties the slot, and the next read runs the function again; otherwise all tensors would stay in memory.
+5. The second run has the autocast and the training modes of the first run.  Afterwards these modes and the
+   random-number generators are back in the state that they had before the second run.
+6. The second run reads the present values of parameters and buffers, so backward raises an error if one has been
+   written or replaced since the first run.  It also raises one if the second run itself writes a buffer, as spectral
+   norm does, because the first run wrote that buffer already.
 
-Gradients equal those without recomputation bit for bit if the second run computes the same, because backward uses the
-first graph.
+Gradients equal those without recomputation bit for bit if the second run computes the same values, because backward
+uses the graph of the first run.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ def checkpoint(
     stop_early: bool = True,
     module: nn.Module | None = None,
 ) -> Tensor:
-    """Run ``function(*inputs)`` and save only its inputs for backward, which runs it again.
+    """Run ``function(*inputs)`` and save only its inputs; backward runs the function again to get what it needs.
 
     torch.compile leaves the call, and all that it does, eager.
 
     Args:
-        function: must compute the same each time.
-        inputs: the tensors that it is called with.
-        generators: all generators that ``function`` draws from, torch's default one too; if one is missing, the second
-            run draws other numbers without an error.
+        function: must compute the same values each time.
+        inputs: the tensors with which it is called.
+        generators: all random-number generators from which ``function`` draws, torch's default one too. If one is
+            missing, the second run draws other numbers without an error.
         stop_early: end the second run at the last tensor that backward needs (rule 3); False runs it to the end.
-        module: backward raises if any parameter or buffer of this module was written since, or replaced. None: it only
-            checks the parameters that ``function`` saved.
+        module: backward raises if any parameter or buffer of this module was written or replaced since the forward
+            pass. None: backward checks only the parameters that ``function`` saved.
 
     Returns: what ``function`` returns.
     Saves: the storages of ``inputs``, and one state of each generator (5,056 bytes on a CPU, 16 on CUDA).
@@ -78,7 +78,11 @@ _observers: list[Callable[[Callable], AbstractContextManager]] = []
 
 @contextmanager
 def around_second_runs(observe: Callable[[Callable], AbstractContextManager]) -> Iterator[None]:
-    """In the block, enter ``observe(function)`` around the second run of each ``checkpoint``, to time or count it."""
+    """Enter a context around each recomputation that a ``checkpoint`` does while the block runs, to time or count it.
+
+    Args:
+        observe: called with the checkpoint's function; returns the context.
+    """
     _observers.append(observe)
     try:
         yield
@@ -87,11 +91,15 @@ def around_second_runs(observe: Callable[[Callable], AbstractContextManager]) ->
 
 
 class ParametersRead:
-    """The parameters and buffers of a module, which backward reads again and which must not change until then (rule 6).
+    """Checks that a module's parameters and buffers don't change between forward and recomputation (rule 6).
 
-    RuntimeError in backward if one did. A write is looked for when the gradient of ``result``, the module's output, has
-    been computed. After that an optimizer that steps during backward may write a parameter, but nothing may write a
-    buffer.
+    Backward raises RuntimeError if one changed. Parameters are checked when the gradient of ``result`` is there, that
+    is before backward enters the module. An optimizer that steps during backward may write them after that. Buffers
+    are checked after the recomputation too.
+
+    Args:
+        module: what recomputation runs.
+        result: the module's output.
     """
 
     def __init__(self, module: nn.Module, result: Tensor):
@@ -105,13 +113,13 @@ class ParametersRead:
             result.register_hook(self.check_written)
 
     def check_written(self, grad: Tensor | None = None) -> None:
-        """Raise RuntimeError if a buffer was written, or, where a gradient is given, a parameter."""
+        """Raise RuntimeError if a buffer was written in place since forward; with ``grad`` also if a parameter was."""
         for path, _, _, tensor, before in self._noted:
             if times_written(tensor) != before and (grad is not None or not isinstance(tensor, nn.Parameter)):
                 raise _other_values(path)
 
     def check_replaced(self) -> None:
-        """Raise RuntimeError if the module has another tensor under some name."""
+        """Raise RuntimeError if a parameter or buffer was replaced by another tensor since forward."""
         for path, owner, name, tensor, _ in self._noted:
             now = getattr(owner, name, None)  # FSDP may have put another view of the same values there
             if now is not tensor and not (now is not None and now.is_set_to(tensor)):
@@ -140,11 +148,11 @@ def _open(slot: _Slot) -> Tensor:
 
 
 def opened(slot: Any, fill: Callable[[], object]) -> Tensor:
-    """Return the tensor of a slot that backward reads, and recompute it first if the slot is empty (rule 4).
+    """Return the tensor that backward reads from a slot; if the slot is empty, recompute the tensor first (rule 4).
 
     Args:
-        slot: has the attribute ``tensor``, None if it is empty.
-        fill: the second run, which fills the slot's ``tensor``.
+        slot: its attribute ``tensor`` is the tensor, or None if the slot is empty.
+        fill: runs the recomputation, which sets ``slot.tensor``.
     """
     empties = released_by_reader() or graph_is_retained()  # before the second run, which reads tensors too
     if slot.tensor is None:
@@ -236,13 +244,15 @@ def _modes_at(modes: Sequence[tuple[nn.Module, bool]]):
 
 @contextmanager
 def second_run(autocast: list[dict], save: Callable | None, parameters: ParametersRead | None) -> Iterator[None]:
-    """Prepare the block to run something a second time, under the first run's autocast state.
+    """Run the block as a recomputation: under the first run's autocast state, and with its parameters checked.
 
     Args:
         autocast: the first run's ``autocast_state()``.
         save: called with each tensor that autograd saves in the block; None: the block runs without autograd.
-        parameters: what the block reads. RuntimeError if a tensor was replaced before the block, or a buffer was
-            written before its end. None: nothing is checked.
+        parameters: the parameters and buffers that the block reads; None: nothing is checked.
+
+    Raises: RuntimeError if a tensor of ``parameters`` was replaced before the block, or a buffer was written before the
+        block's end.
     """
     if parameters:
         parameters.check_replaced()
@@ -262,7 +272,7 @@ def _never_read(_: object) -> Tensor:
 
 
 def autocast_state() -> list[dict]:
-    """Return the arguments of ``torch.autocast`` that restore the present state, one dict for each kind of device."""
+    """Return the present autocast state: for each kind of device a dict of the arguments of ``torch.autocast``."""
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return [
         {
@@ -276,15 +286,16 @@ def autocast_state() -> list[dict]:
 
 
 def generator_states(generators: Sequence[torch.Generator]) -> list[Tensor]:
-    """Return the generators' present states.
+    """Return the present state of each generator, as ``Generator.get_state`` does.
 
-    No operation makes these tensors, so a tool that counts bytes replaces this function.
+    No operation of torch's dispatcher makes these tensors, so a tool that counts bytes sees them by wrapping this
+    function.
     """
     return [generator.get_state() for generator in generators]
 
 
 def digest_of(state: Tensor) -> int:
-    """Return a number that differs between different generator states; 0 for a fake tensor."""
+    """Return a hash of a generator's state, to compare two states; 0 for a fake tensor."""
     if type(state) is not Tensor:
         return 0
     with no_dispatch_modes():
@@ -307,7 +318,7 @@ def _generators_at(generators: Sequence[torch.Generator], states: Sequence[Tenso
 
 
 def other_numbers(name: str) -> RuntimeError:
-    """Return the error for a second run of ``name`` that would draw other random numbers than the first."""
+    """Make the RuntimeError for a recomputation of ``name`` that would draw other random numbers than forward did."""
     return RuntimeError(
         f"{name}: a checkpoint around it runs it again and would draw other numbers: use the layer's recompute=, "
         "or actmem.recompute.checkpoint with its generators="

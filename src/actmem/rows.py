@@ -1,7 +1,7 @@
-"""Rows: the common form of predictions and measurements.
+"""Rows: the common form of predictions and measurements, a name and its bytes.
 
-A formula returns rows, a ledger returns rows, and ``compare`` matches them by term. Tables, bars and labs all show
-rows.
+A formula returns rows, a ledger returns rows, and ``compare`` matches them by name (``term``). Tables, bars and labs
+show rows.
 """
 
 from collections.abc import Iterable
@@ -23,11 +23,11 @@ class Row:
     """Bytes of one stored tensor, or of one named group of tensors, on one rank.
 
     Attributes:
-        term: the name, the same in predictions and measurements.
+        term: the tensor's name, the same in predictions and measurements.
         bytes: a whole number.
-        split_by: how many ranks share the tensor; 1 if every rank keeps all of it.
-        source: the equation, or the module and operation that saved it.
-        extra: the reason why the paper leaves this term out; empty for the paper's own terms.
+        split_by: into how many shards the tensor is split over the ranks; 1 if every rank has all of it.
+        source: where the bytes come from: an equation, or the module and operation that saved the tensor.
+        extra: why the paper doesn't count this tensor; "" for a tensor that the paper counts.
     """
 
     term: str
@@ -57,19 +57,19 @@ def extra_rows(rows: Iterable[Row]) -> list[Row]:
 
 
 def on_the_host(term: str) -> str:
-    """Return the name of a term's row in the host's memory."""
+    """Return the name that a tensor's row has if the tensor is offloaded: ``term`` with ", on the host"."""
     return f"{term}, on the host"
 
 
 def on_device(rows: Iterable[Row], terms: LayerTerms, recompute: Mode, element_size: int) -> list[Row]:
-    """Return the rows that stay in the device's memory.
+    """Return what a layer saves in the device's memory in some mode, from the rows that it saves without recomputation.
 
-    Recomputed and offloaded terms are left out, and compressed terms have fewer bytes: 260 for each 256 elements.
+    Recomputed and offloaded tensors are left out, and compressed ones have fewer bytes: 260 for each 256 elements.
 
     Args:
-        rows: of a layer that recomputes nothing.
-        terms: of the same kind of layer.
-        recompute: a mode, a set of terms, or an action for each term.
+        rows: all that the layer saves without recomputation.
+        terms: the table of this kind of layer.
+        recompute: a mode, a set of tensors' names to recompute, or a dict from names to actions.
         element_size: bytes of an activation element.
     """
     dropped, stored = terms.dropped(recompute), terms.stored(recompute)
@@ -80,12 +80,13 @@ def on_device(rows: Iterable[Row], terms: LayerTerms, recompute: Mode, element_s
 
 
 def on_host(rows: Iterable[Row], terms: LayerTerms, recompute: Mode) -> list[Row]:
-    """Return the rows that move to the host's memory, renamed by ``on_the_host``.
+    """Return what a layer offloads to the host's memory, with names from ``on_the_host``.
 
     Args:
-        rows: of a layer that keeps everything.
-        terms: of the same kind of layer.
-        recompute: an action for each term; any other mode moves nothing.
+        rows: all that the layer saves without recomputation.
+        terms: the table of this kind of layer.
+        recompute: a dict from tensors' names to actions; without an "offload" in it, or with any other mode, nothing is
+            offloaded.
     """
     offloaded = {term for term, action in terms.stored(recompute).items() if action == "offload"}
     parts = dict.fromkeys(terms.one_tensor, on_the_host(", ".join(terms.one_tensor)))
@@ -95,7 +96,7 @@ def on_host(rows: Iterable[Row], terms: LayerTerms, recompute: Mode) -> list[Row
 
 
 def size_text(size_bytes: int) -> str:
-    """Return bytes in the largest binary unit in which they are at least 1, in three digits: ``2.67 GiB``."""
+    """Return a number of bytes as text with three digits and a binary unit: ``2.67 GiB``."""
     for unit, name in BINARY_UNITS:
         if abs(size_bytes) >= unit:
             return f"{three_digits(size_bytes / unit)} {name}"
@@ -124,7 +125,7 @@ class Match:
         return (self.measured or 0) - (self.predicted or 0)
 
     def describe(self) -> str:
-        """Return both sides as one line of text."""
+        """Return the predicted and the measured bytes as one line of text."""
         predicted = "" if self.predicted is None else f"predicted {self.predicted:,} B, "
         measured = "not measured" if self.measured is None else f"measured {self.measured:,} B"
         return f"{self.term}: {predicted}{measured}" + ("" if predicted else ", not predicted")
@@ -142,12 +143,12 @@ class Comparison:
 
     @property
     def unequal(self) -> list[Match]:
-        """The terms that are on one side only, or have different bytes on the two sides."""
+        """The matches that disagree: the name is only predicted or only measured, or the bytes differ."""
         return [match for match in self.matches if match.difference]
 
     @property
     def exact(self) -> bool:
-        """True when every term is on both sides with the same bytes."""
+        """True if every name is both predicted and measured, with the same bytes."""
         return not self.unequal
 
     @property
@@ -177,6 +178,6 @@ def merge(rows: Iterable[Row]) -> list[Row]:
 
 
 def compare(predicted: Iterable[Row], measured: Iterable[Row]) -> Comparison:
-    """Match predicted and measured rows by term. Rows of 0 bytes count as absent."""
+    """Compare predicted with measured bytes, name by name. Rows of 0 bytes count as absent."""
     left, right = ({term: size for term, size in by_term(rows).items() if size} for rows in (predicted, measured))
     return Comparison(tuple(Match(term, left.get(term), right.get(term)) for term in {**left, **right}))

@@ -1,7 +1,7 @@
 """Every private or undocumented name of torch that this package uses. If a release of torch drops one, fix it here.
 
-``actmem_more``, ``actmem_tools`` and ``actmem_course.judge`` have such a file too. Every name exists in each version in
-``CHECKED_ON``; ``make matrix`` runs the tests on those versions again.
+``actmem_more``, ``actmem_tools`` and ``actmem_course.judge`` have such a file too. Every name exists in each version of
+``CHECKED_ON``; ``make matrix`` runs the tests on those versions. What the names are used for:
 
 - ``torch.utils._python_dispatch``, ``torch.utils._pytree``: see every operation; recognise DTensor and other wrappers;
 find tensors in lists
@@ -49,13 +49,13 @@ class DispatchMode(TorchDispatchMode):
 
 
 def no_dispatch_modes() -> AbstractContextManager[Any]:
-    """Return a context in which no dispatch mode sees any operation. It begins with the call: enter it at once."""
+    """Return a context in which no dispatch mode sees any operation. It starts at the call, so enter it at once."""
     modes = torch._C._len_torch_dispatch_stack() + torch._ops._len_torch_dispatch_stack_pre_dispatch()
     return _disable_current_modes() if modes else nullcontext()
 
 
 def assert_async(condition: Tensor, message: str) -> None:
-    """Raise RuntimeError unless ``condition`` is True: on a CPU at once, on a GPU later, without waiting for it now."""
+    """Raise RuntimeError unless ``condition`` is True: on a CPU at once, on a GPU later, without synchronising."""
     torch._assert_async(condition, message)
 
 
@@ -71,7 +71,7 @@ def fake_tensors() -> AbstractContextManager:
 
 
 def fake_store() -> torch.distributed.Store:
-    """Return the store of the ``"fake"`` backend; loading it registers the backend."""
+    """Return a store for ``init_process_group("fake", store=…)``, and register that backend with torch."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     return FakeStore()
@@ -88,7 +88,7 @@ def times_written(tensor: Tensor) -> int:
 
 
 def backward_pass() -> int:
-    """Return the number of the backward pass that this thread runs; -1 outside of one."""
+    """Return the number that torch gives to the backward pass that runs in this thread; -1 outside backward."""
     return torch._C._current_graph_task_id()
 
 
@@ -110,7 +110,7 @@ def place_of_node_running() -> int:
 
 
 def holders_of(tensor: Tensor) -> tuple[int, int]:
-    """Return how often C++ holds a tensor, and how often its storage is held."""
+    """Return two reference counts in C++: of the tensor, and of its storage."""
     counted: Any = tensor  # some stubs lack the name
     return counted._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
 
@@ -126,11 +126,14 @@ if not hasattr(torch.ops.actmem, "reduce_scatter"):  # once a process, also when
 
 
 def start_sending_parts(x: Tensor, ranks: int, group_name: str) -> Tensor:
-    """Begin to send each rank its part of dimension 0 and to receive one part from each rank; ``wait_for`` the result.
+    """Start the all-to-all of a reduce-scatter over gloo: send each rank its part of dimension 0, and receive one from
+    each.
 
-    This is one operator of torch's dispatcher, so that a tool that counts collectives there sees a reduce-scatter.
+    For torch's dispatcher this is one operator, ``actmem::reduce_scatter``, so a tool that counts collectives there
+    counts a reduce-scatter.
 
-    Returns: the parts of all ranks one after the other, of the shape of x.
+    Returns: a tensor of the shape of x with the parts of all ranks, one after the other. Call ``wait_for`` before you
+        read it.
     """
     return torch.ops.actmem.reduce_scatter(x, ranks, group_name)
 
@@ -151,23 +154,27 @@ def outputs_of(stage: Any, microbatch: int) -> tuple[Tensor, ...]:
 
 
 def receive_buffers_of(stage: Any) -> list[Tensor]:
-    """Return the buffers into which torch's pipeline stage receives activations, of all microbatches; the first has
-    none.
+    """Return the buffers into which torch's pipeline stage receives activations, for all microbatches.
+
+    The first stage has none.
     """
     infos = (info for infos in stage.args_recv_info.values() for info in infos)
     return [info.buffer for info in infos if isinstance(getattr(info, "buffer", None), Tensor)]
 
 
 def first_messages(operations: list) -> list:
-    """Adapt a pipeline stage's first messages for torch 2.9: all of one size, and none to the rank itself (on a V)."""
+    """Repair the messages by which a pipeline stage of torch 2.9 first meets its neighbours.
+
+    They all get one dtype, so one size; a message from a rank to itself, as in a V-shaped schedule, is left out.
+    """
     for operation in operations:
         operation.tensor = operation.tensor.float()
     return [operation for operation in operations if operation.peer != torch.distributed.get_rank()]
 
 
 def without_outputs(schedule: Any) -> dict[str, bool]:
-    """Return the arguments with which a schedule's ``step`` does not join the outputs.
+    """Return keyword arguments with which a pipeline schedule's ``step`` does not join the microbatches' outputs.
 
-    There are none in torch 2.9, which always joins them.
+    They are empty for torch 2.9, which always joins the outputs.
     """
     return {"return_outputs": False} if "return_outputs" in signature(schedule.step).parameters else {}

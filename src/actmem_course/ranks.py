@@ -26,6 +26,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 
 from actmem.config import ConfigError, check_size
 from actmem_course.arguments import PARENT_REPORTS, device_for, print_error
+from actmem_course.files import check_files
 from actmem_course.launch import rank_environment
 from actmem_course.rank_store import RankStore, connect
 
@@ -56,7 +57,7 @@ class Ranks:
         return self.store.gather(value)
 
 
-def check_ranks(args: argparse.Namespace, script: str) -> int:
+def check_ranks(args: argparse.Namespace, script: str, *files: str) -> int:
     """Return how many ranks there will be, and set ``args.device`` to "cpu" or "cuda" for all of this host's ranks.
 
     If the ranks have not been started yet, with --ranks or on GPUs, it starts them, waits, and ends this process with
@@ -65,10 +66,12 @@ def check_ranks(args: argparse.Namespace, script: str) -> int:
     Args:
         args: parsed options of ``add_rank_arguments``.
         script: the lab's file name.
+        files: the options that name files to write (``check_files``).
 
     Raises:
-        ConfigError: the arguments and the way in which the lab was started do not fit.
+        ConfigError: the arguments and the way in which the lab was started do not fit, or a file can't be written.
     """
+    check_files(args, *files)
     started = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if args.emulate is not None:
@@ -95,7 +98,7 @@ def ranks(args: argparse.Namespace, real_tensors: bool = False) -> Iterator[Rank
     """Join the process group (NCCL on GPUs, gloo on CPUs, fake when emulated) and leave it at the end.
 
     After an error in the block the group stays: destroying NCCL's may wait for the other ranks, which wait for this
-    one.
+    one. All ranks draw the same random numbers.
 
     Args:
         args: parsed options of ``add_rank_arguments``, which ``check_ranks`` has seen.
@@ -103,6 +106,7 @@ def ranks(args: argparse.Namespace, real_tensors: bool = False) -> Iterator[Rank
 
     Yields: all ranks, as seen from this one.
     """
+    torch.manual_seed(1234)
     if args.emulate is not None:
         # Loaded only here: real ranks don't need it, and a lab's --help should not wait for it.
         from actmem.ledger.emulate import emulated_rank

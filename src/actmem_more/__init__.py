@@ -1,4 +1,4 @@
-"""Layers, losses and stores since the paper: what ``actmem`` leaves out.
+"""What came after the paper: Llama's layer, experts, context parallelism, chunked losses, offloading and 8 bits.
 
 As in ``actmem``, each name loads its module when it is first asked for.
 """

@@ -1,4 +1,4 @@
-"""All-to-all along dimension 0: experts and context parallelism send tokens with it."""
+"""All-to-all along dimension 0, by which experts and context parallelism send tokens to other ranks."""
 
 import torch.distributed as dist
 from torch import Tensor
@@ -9,14 +9,14 @@ from actmem.parallel.groups import TensorParallel
 def all_to_all(
     x: Tensor, tp: TensorParallel, received: list[int] | None = None, sent: list[int] | None = None
 ) -> Tensor:
-    """Send each rank its part of ``x`` and return what all ranks sent to this one.
+    """Send each rank its part of ``x``, and return the parts that all ranks sent to this one.
 
     Args:
-        x: rows grouped by receiver along dimension 0.
+        x: ``[rows, …]``, first the rows for rank 0, then those for rank 1, and so on.
         received: how many rows each rank sends to this one; None: all parts are equal.
         sent: how many rows this rank sends to each rank; None: all parts are equal.
 
-    Returns: rows grouped by sender; with one rank, ``x`` itself.
+    Returns: ``[rows, …]``, first the rows from rank 0, then those from rank 1, and so on; with one rank, ``x`` itself.
     """
     if tp.size == 1:
         return x

@@ -1,32 +1,33 @@
-"""Which kernel ``scaled_dot_product_attention`` runs on an NVIDIA GPU, and what each one keeps for backward.
+"""Which kernel ``scaled_dot_product_attention`` runs on an NVIDIA GPU, and what each kernel saves for backward.
 
-Every kernel keeps Q, K, V, its output, and in float32 the log-sum-exp of each query.  None repeats the K and V of
-grouped queries.  torch takes the first kernel of this list that can run the call:
+Every kernel saves Q, K, V, its output, and in float32 the log-sum-exp of each query.  With grouped queries only math
+saves K and V repeated for each query head.  torch takes the first kernel of this list that can run the call:
 
 cuDNN
-    Runs: only ranked (and then first) on sm_90 and sm_100, with cuDNN > 9.15; 16 bits; widths of heads that 8
-    divides, up to 128, or 192 with values of 128, or 256 (torch 2.14, cuDNN > 9.22); dropout in steps of 1/16; any
-    mask without a gradient.
+    Runs: on sm_90 and sm_100 with cuDNN > 9.15, where torch tries it first, and nowhere else; 16 bits; head widths
+    that are multiples of 8, up to 128, or 192 with values of 128, or 256 (torch 2.14, cuDNN > 9.22); dropout in steps
+    of 1/16; any mask without a gradient.
     Saves besides: seed and offset, 8 B each; the mask.
 flash
-    Runs: sm_80 or newer; 16 bits; no mask; one width of heads, up to 256; causal only with as many keys as queries.
+    Runs: on sm_80 or newer; 16 bits; no mask; values as wide as keys, up to 256; causal only with as many keys as
+    queries.
     Saves besides: seed 16 B, offset 8 B; if 8 does not divide the width, padded copies of Q, K, V and the output.
 memory-efficient
-    Runs: float32 too, float16 before sm_80; widths that 8 (16 bits) or 4 (float32; any before sm_80) divides; any
-    mask; grouped queries from torch 2.14 on.
+    Runs: in float32, float16 and from sm_80 on bfloat16; head widths that are multiples of 8 (16 bits) or of 4
+    (float32; any width before sm_80); any mask; grouped queries from torch 2.14 on.
     Saves besides: seed and offset, 8 B each, on the CPU; a log-sum-exp padded to 32 queries; the mask.
 math
     Runs: everything else.
-    Saves besides: the scores, Q and K scaled, repeated K and V, in 16 bits copies in float32.
+    Saves besides: the scores, scaled Q and K, repeated K and V; of 16-bit inputs also copies in float32.
 
-Read in torch: ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`` (who can run, in which order) as of 2.14.1,
+Read from torch: ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`` (who can run, in which order) as of 2.14.1,
 whose library has the same messages, and ``attention.cpp`` beside it (padding, masks); ``torch/_meta_registrations.py``
 of 2.13.0 and 2.14.1 (shapes and dtypes of what is saved); ``torch/nn/functional.py`` of both (which kernel takes
-grouped queries).  A GPU that is here is asked instead, by a small call.
+grouped queries).  On a machine with a GPU, nobody needs this list: a small call shows which kernel torch chooses.
 
 An H200 with torch 2.11 and cuDNN 9.19 chose what this list says in 12 of 12 calls, and each kernel saved what it says
-(``labs/results``, step "kernels").  That run added the two rules of torch before 2.12: there cuDNN takes any dropout,
-and on sm_90 heads up to 256 wide.
+(``labs/results``, step "kernels").  From that run come two rules for torch before 2.12: cuDNN takes any dropout, and on
+sm_90 heads up to 256 wide.
 """
 
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ _SIXTEEN_BITS = ("float16", "bfloat16")
 
 @dataclass(frozen=True)
 class Gpu:
-    """What decides, of a GPU and its software, which attention kernel runs.
+    """A GPU and its software, as far as they decide which attention kernel runs.
 
     Args:
         capability: the compute capability, (major, minor): (9, 0) is an H100's.
@@ -52,13 +53,16 @@ class Gpu:
 
     @property
     def ranks_cudnn_first(self) -> bool:
-        """Whether torch tries cuDNN's kernel first; if not, it tries math before cuDNN, and math runs any call."""
+        """Whether torch tries cuDNN's kernel first.
+
+        If not, the kernel never runs: torch tries math before it, and math can run any call.
+        """
         return self.capability in ((9, 0), (10, 0), (10, 3)) and self.cudnn > 91500
 
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """What decides, of a call of ``scaled_dot_product_attention``, which kernel runs it.
+    """A call of ``scaled_dot_product_attention``, as far as it decides which kernel runs.
 
     Args:
         dtype: name of the dtype of Q, K and V, as "bfloat16".

@@ -1,4 +1,4 @@
-"""The output layer and the loss in one operation, a chunk of tokens at a time: all logits never exist at once."""
+"""The output layer and the loss in one operation, a chunk of tokens at a time: never all logits at once in memory."""
 
 from itertools import repeat
 
@@ -16,27 +16,26 @@ from actmem.parallel.vocab import checked_targets, leave_out_padding, own_rows, 
 
 
 class LinearCrossEntropy(nn.Module):
-    """Output layer and loss in one operation, of which only the logits of ``chunk`` tokens exist at a time.
+    """Output layer and cross entropy in one operation, which computes the logits of ``chunk`` tokens at a time.
 
     Args:
         chunk: tokens whose logits exist at once.
-        ignore_index: the target of positions that have no loss.
+        ignore_index: positions with this target have loss 0 and gradient 0.
         vocab_size: v without padding, if rows were added so that t divides the vocabulary; the logits of padding rows
-            count for nothing. None: all rows are words.
+            are left out of the loss. None: all rows are words.
 
     Args of ``forward``:
         x: ``[s, b, h]``, the same on all ranks, or this rank's ``[s/t, b, h]`` under sequence parallelism.
         weight: ``[v/t, h]``, this rank's rows.
-        targets: ids ``[s, b]``, on every rank all of them.
+        targets: ids ``[s, b]``, all of them on every rank.
 
     Returns: the loss of each token, ``[s, b]`` in float32 (float64 for float64 x), the same on all ranks.
-        ``vocab.VocabParallelCrossEntropy`` gives the mean instead. Where the target is ``ignore_index`` the loss and
-        its gradient are 0.
-    Saves: x as given, 2sbh bytes in 16 bits or 1/t of that; a 4-byte copy of the targets; one number a token.
-    Recomputes: each chunk's logits in backward. So there are 4 matmuls of s·b·v·h in place of 3; one less if x or the
-    weight needs no gradient.
-    Collectives: all-reduces of three numbers for each of the sb positions in forward, and of x's gradient in backward.
-        Under sequence parallelism x is gathered in both passes, and its gradient is reduce-scattered.
+        ``vocab.VocabParallelCrossEntropy`` returns the mean instead.
+    Saves: x as given, in 16 bits 2sbh bytes or 1/t of that; a 4-byte copy of the targets; one number a token.
+    Recomputes: each chunk's logits in backward. So there are 4 matmuls of s·b·v·h where separate operations run 3; one
+        less if x or the weight needs no gradient.
+    Collectives: in forward, all-reduces of three numbers for each of the sb positions; in backward, an all-reduce of
+        x's gradient. Under sequence parallelism x is all-gathered in both passes, and its gradient is reduce-scattered.
     Raises: ConfigError if ``chunk`` is below 1; if there isn't one target for each token; if a target is neither in
         0 … v − 1 nor ``ignore_index`` (on a GPU that is a device-side assertion).
     Source: 2205.05198 section 4.3 for the sharing; 2410.10989 (Liger) and 2411.09009 for the chunks.

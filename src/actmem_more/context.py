@@ -1,4 +1,4 @@
-"""Context parallelism: c ranks share a sequence from end to end, and attention still reads all of it.
+"""Context parallelism: each of c ranks has s/c tokens of a sequence throughout the model.
 
 Everything but attention works on one token at a time, so a rank needs only its own s/c tokens.  Attention
 needs the others' keys and values.  Two ways to get them:
@@ -7,15 +7,16 @@ needs the others' keys and values.  Two ways to get them:
     ulysses    all-to-all from tokens to heads and back: each rank attends over all tokens with 1/c of
                its heads (DeepSpeed Ulysses, 2309.14509)
 
-Gather splits the sequence into 2c chunks and gives rank i chunks i and 2c - 1 - i: under a causal mask an
-early chunk sees few keys and a late one many, and each such pair sees the same number.  Ulysses needs no
-such order: every rank sees every token.
+Gather splits the sequence into 2c chunks and gives rank i chunks i and 2c - 1 - i.  Under a causal mask an early chunk
+attends to few keys and a late chunk to many; with such a pair every rank has the same work.  Ulysses needs no such
+order: in attention every rank has all tokens.
 
-**Attention of a part.**  torch's flash kernel can't do it in one call.  On a CPU it lines a causal mask up with the
-first key, so only the first chunk of a sequence may use it; with a mask of its own it saves that mask, which grows
-with s².  So each chunk of the queries makes two calls: one over the keys before it, without a mask, and one over its
-own keys, a square with a causal mask.  The log-sum-exps say how to add the two results up; with their sum
-each call's backward finds its own part of the gradients (as ring attention does, 2310.01889).
+**Attention of one rank's tokens.**  torch's flash kernel can't compute it in one call.  Its causal mask starts at the
+first key, so it is right only for the first chunk of a sequence; with an explicit mask the kernel saves that mask,
+which grows with s².  So each chunk of queries makes two calls: one over all earlier keys without a mask, and one over
+its own keys with a causal mask.  The two log-sum-exps give the weights with which the two results add up.  In backward
+each call gets the log-sum-exp over all keys, and so computes its part of the gradients (as ring attention does,
+2310.01889).
 """
 
 from dataclasses import dataclass
@@ -37,16 +38,16 @@ from actmem_more.torch_private import flash_attention, flash_backward, flash_on_
 
 @dataclass(frozen=True)
 class ContextParallel:
-    """The ranks that share a sequence, as seen from one of them.
+    """The ranks that share a sequence, and the way in which they compute attention.
 
-    Each rank computes every weight's gradient from its own tokens only, so add the gradients up over these ranks as
-    over data-parallel ranks.
+    Each rank computes every weight's gradient from its own tokens only. So sum the gradients over these ranks, as over
+    data-parallel ranks.
 
     Args:
-        ranks: the group.
+        ranks: the process group and this rank's number in it.
         kind: one of CONTEXT_KINDS. "gather" saves this rank's K and V and gathers them again in backward, as sequence
-            parallelism does with a matmul's input; "gather-plain" saves the gathered K and V; "ulysses" exchanges
-            tokens for heads.
+            parallelism does with a matmul's input. "gather-plain" saves the gathered K and V. "ulysses" does attention
+            over all tokens with 1/c of the heads.
     """
 
     ranks: TensorParallel = TensorParallel()
@@ -57,22 +58,25 @@ class ContextParallel:
 
     @property
     def size(self) -> int:
-        """Number of ranks (c)."""
+        """c, the number of ranks that share a sequence."""
         return self.ranks.size
 
     @property
     def is_ulysses(self) -> bool:
-        """Whether heads are exchanged for tokens; False for a single rank, which sends nothing."""
+        """Whether attention runs over all tokens of 1/c of the heads; False if c = 1."""
         return self.kind == "ulysses" and self.size > 1
 
     @property
     def chunks(self) -> list[tuple[int, ...]]:
-        """For each rank the numbers of the chunks of the sequence that it holds, in its order."""
+        """For each rank, the numbers of the chunks of the sequence that it has, in the order in which it has them."""
         c = self.size
         return [(rank,) if self.is_ulysses else (rank, 2 * c - 1 - rank) for rank in range(c)]
 
     def own_tokens(self, x: Tensor) -> Tensor:
-        """Return this rank's tokens ``[s/c, …]`` of a whole sequence ``[s, …]``; raise ConfigError on other lengths."""
+        """Return this rank's tokens ``[s/c, …]`` of a whole sequence ``[s, …]``.
+
+        Raises: ConfigError if the sequence can't be split into the ranks' chunks.
+        """
         if self.size == 1:
             return x
         number = sum(map(len, self.chunks))
@@ -81,7 +85,7 @@ class ContextParallel:
         return torch.cat([parts[chunk] for chunk in self.chunks[self.ranks.rank]])
 
     def in_order(self, gathered: Tensor) -> Tensor:
-        """Put tokens ``[s, …]`` that an all-gather joined, rank after rank, in the order of the sequence."""
+        """Reorder the tokens ``[s, …]`` of an all-gather, which come rank after rank, into the sequence's order."""
         held = [chunk for chunks in self.chunks for chunk in chunks]
         parts = gathered.chunk(len(held))
         return torch.cat([parts[held.index(chunk)] for chunk in range(len(held))])
@@ -92,31 +96,39 @@ class ContextParallel:
         return torch.cat([parts[chunk] for chunks in self.chunks for chunk in chunks])
 
     def gathered(self, x: Tensor) -> Tensor:
-        """Gather each rank's ``[s/c, …]`` to ``[s, …]`` in the order of the sequence.
+        """All-gather the ranks' tokens: ``[s/c, …]`` in, ``[s, …]`` in the sequence's order out.
 
-        It is not differentiable; ``scattered`` is its conjugate.
+        It is not differentiable. Its backward would be ``scattered``.
         """
         return self.in_order(all_gather(x, self.ranks))
 
     def scattered(self, x: Tensor) -> Tensor:
-        """Sum each rank's ``[s, …]`` and return this rank's tokens of the sum, ``[s/c, …]``.
+        """Reduce-scatter over the ranks: ``[s, …]`` in, this rank's tokens ``[s/c, …]`` of the sum out.
 
-        It is not differentiable; ``gathered`` is its conjugate.
+        It is not differentiable. Its backward would be ``gathered``.
         """
         return reduce_scatter(self._by_rank(x), self.ranks)
 
     def enter_query(self, x: Tensor) -> Tensor:
-        """Turn this rank's ``[s/c, b, heads, d]`` into the queries with which it attends. Saves nothing.
+        """Return the queries that this rank gives to its attention kernel.
 
-        Under "ulysses" these are all tokens of some heads, else the same tensor.
+        Args:
+            x: queries ``[s/c, b, heads, d]`` of this rank's tokens.
+
+        Returns: under "ulysses" ``[s, b, heads/c, d]``, all tokens of this rank's heads, by an all-to-all; else x.
+        Saves: nothing.
         """
         return to_heads(x, self.ranks) if self.is_ulysses else x
 
     def enter_key(self, x: Tensor) -> Tensor:
-        """Turn this rank's keys or values ``[s/c, b, heads, d]`` into those with which it attends. Saves nothing.
+        """Return the keys or values that this rank gives to ``attend_part``, or under "ulysses" to the kernel.
 
-        Under "gather-plain" they are gathered here, and attention saves them gathered; otherwise as for
-        ``enter_query``.
+        Args:
+            x: keys or values ``[s/c, b, heads, d]`` of this rank's tokens.
+
+        Returns: under "gather-plain" ``[s, b, heads, d]``, all tokens, by an all-gather; under "ulysses"
+            ``[s, b, heads/c, d]``; under "gather" x, which ``attend_part`` gathers.
+        Saves: nothing.
         """
         if self.kind == "gather-plain" and self.size > 1:
             return self.in_order(g(x, self.ranks))
@@ -128,14 +140,16 @@ def layer_groups(
 ) -> tuple[TensorParallel, ContextParallel]:
     """Make this rank's tensor-parallel and context-parallel groups. Every rank of the job must call it.
 
-    All ranks of a replica share one layer: t neighbouring ranks share its weights, and every t-th rank shares a
-    sequence.
+    A copy of the model has c·t ranks. t neighbouring ranks shard its weights (the tensor-parallel group); ranks r,
+    r + t, r + 2t, … share a sequence (the context-parallel group).
 
     Args:
+        context_parallel_size: c.
         kind: one of CONTEXT_KINDS.
-        replicas: data-parallel copies of the model, each with groups of its own.
+        sequence_parallel: for the tensor-parallel group.
+        replicas: number of data-parallel copies of the model; t follows from the number of ranks.
 
-    Returns: the two groups.
+    Returns: the tensor-parallel and the context-parallel group.
     Raises: ConfigError if context_parallel_size · replicas doesn't divide the number of ranks.
     """
     check_choice("kind", kind, CONTEXT_KINDS)
@@ -151,15 +165,16 @@ def layer_groups(
 
 
 def to_heads(x: Tensor, ranks: TensorParallel) -> Tensor:
-    """Exchange tokens for heads: ``[s/c, b, heads, d]``, own tokens of all heads, becomes ``[s, b, heads/c, d]``.
+    """All-to-all from this rank's tokens of all heads, ``[s/c, b, heads, d]``, to all tokens of 1/c of the heads.
 
-    Saves nothing.
+    Returns: ``[s, b, heads/c, d]``.
+    Saves: nothing.
     """
     return _ToHeads.apply(x, ranks)
 
 
 def to_tokens(x: Tensor, ranks: TensorParallel) -> Tensor:
-    """Exchange heads for tokens, back: ``[s, b, heads/c, d]`` becomes ``[s/c, b, heads, d]``. Saves nothing."""
+    """All-to-all that undoes ``to_heads``: ``[s, b, heads/c, d]`` in, ``[s/c, b, heads, d]`` out. Saves nothing."""
     return _ToTokens.apply(x, ranks)
 
 
@@ -187,12 +202,12 @@ class _ToTokens(Function):
 
 
 def attend_part(q: Tensor, k: Tensor, v: Tensor, context: ContextParallel) -> Tensor:
-    """Compute causal attention of this rank's tokens over the whole sequence.
+    """Compute causal attention of this rank's queries over the whole sequence, under "gather" or "gather-plain".
 
     Args:
-        q: ``[b, heads, s/c, d]``.
-        k, v: ``[b, kv heads, s/c, d]``; "gather" gathers them here, and again in backward. Under "gather-plain" they
-            were gathered before and are ``[b, kv heads, s, d]``.
+        q: ``[b, heads, s/c, d]``, of this rank's tokens.
+        k, v: under "gather" ``[b, kv heads, s/c, d]``, of this rank's tokens; they are gathered here, and again in
+            backward. Under "gather-plain" ``[b, kv heads, s, d]``, gathered before.
 
     Returns: ``[s/c, b, heads·d]``.
     Saves: q, k and v as given, the result, and the log-sum-exp of each query over all its keys, 4 bytes.

@@ -1,14 +1,14 @@
 """Mixture of experts: a router sends each token to κ of E gated MLPs; no token is dropped.
 
-**Dispatch.** sb tokens make sb·κ pairs of a token and an expert. A rank holds E/t experts whole. Under sequence
-parallelism a rank routes its own tokens; an all-to-all brings each pair's row to the rank of its expert, and another
-one brings the result back. The same happens where more ranks than t share the experts, each with its own tokens.
-Without sequence parallelism every rank has every token and takes the pairs of its own experts, and the ranks add up
-their results. A rank holds as many pairs as the router sends it: R.
+**Dispatch.** With κ experts a token, sb tokens make sb·κ pairs of a token and an expert. A rank has E/t experts, each
+with all of its weights. Under sequence parallelism a rank routes its own tokens: an all-to-all sends each pair's token
+to the rank of its expert, and a second one sends the result back. It is the same if more ranks than t share the
+experts. Without sequence parallelism every rank has every token, computes the pairs of its own experts, and an
+all-reduce adds up the ranks' results. The router decides how many pairs a rank's experts get; this number is R.
 
-**What is not saved**, though a plain implementation saves it: the rows of the dispatched tokens, which backward sends
-again, as sequence parallelism gathers again; the experts' outputs, because the routing weight multiplies before the
-down matmul; the probabilities of experts that were not chosen.
+**What is not saved**, although a plain implementation saves it: the tokens that arrive at an expert, because backward
+sends them again, as sequence parallelism gathers again; the experts' outputs, because the routing weight is multiplied
+in before the down matmul; the probabilities of experts that were not chosen.
 
 **DeepSeek-V3's router** (2412.19437 section 2.1.2) weighs the chosen experts by sigmoids of their scores, divided by
 their sum. In DeepSeek-V3 a bias that evens out the load, and a choice of 4 of 8 groups, come before the choice of
@@ -46,17 +46,19 @@ Routing = Literal["learned", "even", "one-sided"]
 class ExpertMLP(ParallelModule):
     """A mixture of experts: the sum over a token's κ experts of weight · down(silu(gate(x)) · up(x)).
 
-    Shared experts, if there are any, add their output.
+    If the shape has shared experts, their output is added.
 
     Args:
-        routing: see Routing. The forced ones need no values of the scores, so an emulated rank can run them.
+        seed: of the weights.
+        routing: how tokens choose experts. "learned": by the router's scores. "even" and "one-sided" ignore the scores'
+            values, so an emulated rank can run them.
         experts: the ranks that share the experts, from ``expert_ranks``; None: those of ``tp``.
 
     Args of ``forward``: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.
     Returns: the same shape.
 
     Attributes:
-        routed_tokens: R, how many pairs of a token and an expert this rank's experts took in the last forward pass.
+        routed_tokens: R, how many pairs of a token and an expert this rank's experts computed in the last forward pass.
     """
 
     def __init__(
@@ -102,21 +104,22 @@ class ExpertMLP(ParallelModule):
     def to_experts(self, weights: Tensor, order: Tensor, plan: Dispatch) -> Tensor:
         """Send each routing weight to the rank of its expert.
 
-        The weights of a sigmoid router are first divided by each token's sum.
+        The weights of a sigmoid router are first divided by the sum of each token's weights.
 
         Args:
-            weights: ``[s, b, κ]``.
-            order: the pairs sorted by expert.
+            weights: ``[s, b, κ]``, one for each pair of a token and an expert.
+            order: ``[s·b·κ]``, the numbers of the pairs, sorted by expert.
+            plan: how many pairs go to each expert.
 
-        Returns: the weights of the pairs that this rank's experts take, ``[R, 1]``, expert by expert.
+        Returns: ``[R, 1]``, the weights of the pairs that this rank's experts compute, sorted by expert.
         """
         return _ToExperts.apply(weights, order, plan, self.sigmoid)
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Choose each token's experts.
+        """Choose κ experts for each token of x ``[s, b, h]``.
 
-        Returns: the experts' numbers ``[s, b, κ]`` and their weights ``[s, b, κ]``. A softmax router's weights add up
-            to 1; those of a sigmoid router are not yet divided by their sum.
+        Returns: the chosen experts' numbers ``[s, b, κ]``, and their weights ``[s, b, κ]``. A token's weights add up to
+            1 with a softmax router; those of a sigmoid router are not yet divided by their sum.
         """
         scores = self.router(x)
         if self.routing == "learned":
@@ -138,9 +141,10 @@ class ExpertMLP(ParallelModule):
 
 
 def expert_ranks(size: int) -> TensorParallel:
-    """Make this rank's group of ``size`` neighbouring ranks that share experts, each with tokens of its own.
+    """Make the group of ``size`` neighbouring ranks with which this rank shares experts; each has tokens of its own.
 
     Every rank of the job must call it.
+
     Raises: ConfigError if ``size`` doesn't divide the number of ranks.
     """
     world = dist.get_world_size()
@@ -155,11 +159,12 @@ def _sorted_by_expert(chosen: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Dispatch:
-    """Which rank sends how many pairs of a token and an expert to which expert.
+    """Sends tokens to their experts' ranks and back. It knows how many pairs (token, expert) each rank sends.
 
     Attributes:
         tp: the ranks that share the experts.
-        counts: for each rank that sends, its number of pairs for each expert.
+        counts: for each sending rank, its number of pairs for each of the E experts. One entry for all ranks if they
+            have the same tokens.
     """
 
     tp: TensorParallel
@@ -167,10 +172,10 @@ class Dispatch:
 
     @staticmethod
     def of(chosen: Tensor, num_experts: int, tp: TensorParallel) -> Dispatch:
-        """Make the Dispatch of a router's choice, in which every rank learns every rank's counts.
+        """Count the pairs of a router's choice, all-gather the ranks' counts, and make a Dispatch of them.
 
         Args:
-            chosen: ``[s/t, b, κ]`` or ``[s, b, κ]``, the number of each expert.
+            chosen: the numbers of each token's experts: ``[s, b, κ]``, or ``[s/t, b, κ]`` under sequence parallelism.
         """
         # Not bincount: it makes the host wait for a GPU.  ``tolist`` does, once, because the sizes of matmuls and
         # messages are the host's.
@@ -186,22 +191,22 @@ class Dispatch:
 
     @property
     def received(self) -> list[tuple[int, ...]]:
-        """Numbers of the pairs for this rank's experts: for each sender, one number for each expert."""
+        """How many pairs arrive at this rank: for each sender, one number for each of this rank's experts."""
         return [counts[self._of_rank(self.tp.rank)] for counts in self.counts]
 
     @property
     def by_expert(self) -> list[int]:
-        """Number of pairs of each of this rank's experts."""
+        """How many pairs each of this rank's experts gets, from all senders together."""
         return [sum(of_expert) for of_expert in zip(*self.received)]
 
     def to_experts(self, pairs: Tensor, order: Tensor) -> Tensor:
-        """Send the row of each pair to the rank of the pair's expert.
+        """Send a row for each pair (token, expert) to the rank of the expert.
 
         Args:
-            pairs: rows ``[pairs here, …]``.
-            order: the pairs sorted by expert.
+            pairs: ``[s·b·κ, …]``, a row for each pair of this rank's tokens.
+            order: ``[s·b·κ]``, the numbers of the pairs, sorted by expert.
 
-        Returns: ``[R, …]``, the rows for this rank's experts, expert by expert.
+        Returns: ``[R, …]``, the rows for this rank's experts, sorted by expert.
         """
         pairs = pairs[order]
         if not self.tp.sequence_parallel:
@@ -210,9 +215,15 @@ class Dispatch:
         return _regrouped(arrived, self.received)
 
     def from_experts(self, rows: Tensor, order: Tensor) -> Tensor:
-        """Send each pair's row back to the rank of its token: undoes ``to_experts``.
+        """Send each pair's row back from the expert's rank to the token's rank; undoes ``to_experts``.
 
         Without sequence parallelism nothing is sent, and the rows of other ranks' experts are zeros.
+
+        Args:
+            rows: ``[R, …]``, sorted by expert, as ``to_experts`` returns them.
+            order: as in ``to_experts``.
+
+        Returns: ``[s·b·κ, …]``, a row for each pair of this rank's tokens.
         """
         if self.tp.sequence_parallel:
             senders = list(zip(*self.received))  # by expert, then by sender

@@ -1,14 +1,15 @@
-"""Run on a CPU what a GPU saves for backward: plans are solved from runs on a CPU, and their bill is a GPU's.
+"""Let operations on a CPU save what they save on a GPU: plans for GPUs are computed from runs on a CPU.
 
-Three operations save more on a CPU.  ``gpu_kernels_on_cpu`` replaces each below its Python names:
+Three operations save more on a CPU.  ``gpu_kernels_on_cpu`` replaces them in torch's dispatcher:
 
 - ``dropout``: a GPU's mask has one byte an element, a CPU's is of the activation's dtype.
 - ``rms_norm`` (``nn.RMSNorm``): a GPU has one kernel, which saves its input and a float32 number for each row.  A CPU
   runs several operations, which save the normalized input as well, and both in float32.
-- ``scaled_dot_product_attention`` with dropout: a GPU's fused kernel saves no scores; a CPU has none with dropout.
+- ``scaled_dot_product_attention`` with dropout: a GPU's fused kernel saves no scores; a CPU has no fused kernel with
+  dropout.
 
-These differ too, and are billed as a CPU runs them.  They were found by comparing 200 operations with fake CUDA tensors
-(torch 2.13), in float32, in bfloat16 and under autocast:
+The operations below differ too, but are not replaced: plans count what a CPU saves.  They were found by comparing 200
+operations on a CPU and on fake CUDA tensors (torch 2.13), in float32, in bfloat16 and under autocast:
 
 - Layer, batch and instance norm of 16-bit input: the two statistics have 4 bytes each on a GPU, 2 on a CPU.  That is 4
   bytes more for each token and layer norm.
@@ -30,9 +31,10 @@ from actmem_more.torch_private import replaced_operations, rms_norm_backward
 
 
 def gpu_kernels_on_cpu() -> AbstractContextManager[None]:
-    """Return a context in which operations on a CPU save for backward what they save on a GPU (see this module).
+    """Return a context in which operations on a CPU save for backward what they save on a GPU.
 
-    What is computed is the same, but for attention, which leaves its dropout out.
+    It replaces ``dropout``, ``rms_norm`` and ``scaled_dot_product_attention`` with dropout. The results are the same,
+    except that attention then does no dropout.
     """
     return replaced_operations(
         ("AutogradCPU", "scaled_dot_product_attention", _attention),

@@ -6,14 +6,14 @@ Source: 2405.04434 section 2.1.
     x ─ down ─ KV latent ─ norm ─ up ─ keys and values
                    └─ a key with positions, which all heads share
 
-A latent is a matmul of a whole token, so no rank can make a part of a latent. Without sequence parallelism every rank
-makes the latents of all tokens; with it each rank makes those of its own tokens, and only the latents are gathered, not
-the tokens.
+The down matmuls are not sharded. Without sequence parallelism every rank computes the latents of all tokens. With
+sequence parallelism each rank computes the latents of its own tokens, and the latents are gathered, which are narrower
+than the tokens.
 
-**Values narrower than keys.** torch's flash kernel for CPUs needs queries, keys and values of one width. With several
-widths ``scaled_dot_product_attention`` falls back to the plain form, which saves the scores, as²b of them. Many
-implementations pad the values with zeros instead, and save a wider V and a wider output. The zeros change no result, so
-here each call adds them and removes them again.
+**Values narrower than keys.** torch's flash kernel for CPUs needs queries, keys and values of one width. With two
+widths ``scaled_dot_product_attention`` falls back to unfused operations, which save the scores, as²b of them. Many
+implementations pad the values with zeros, and then save a wider V and a wider output. Here the zeros are added before
+each call of the kernel and removed after it, so V and the output are saved without them.
 """
 
 import torch
@@ -33,16 +33,18 @@ from actmem_more.torch_private import flash_on_cpu, flash_on_cpu_backward
 
 
 class LatentAttention(ParallelModule):
-    """Multi-head latent attention; each rank has whole heads.
+    """Multi-head latent attention, with a/t heads on each rank.
 
-    It rotates element i of a part with positions together with element i + half, as the Llama layer does. DeepSeek's
-    own order, in pairs of neighbours, is a permutation of the weights' rows. Its longer contexts (YaRN) change the
-    tables and a constant.
+    A head's query and key have n elements without a position and r that are rotated by position; its value has v.
+    Element i of the r is rotated together with element i + r/2, as in the Llama layer. DeepSeek rotates neighbouring
+    elements, which is the same with the weights' rows in another order. YaRN, which DeepSeek uses for long contexts, is
+    left out; it changes the rotary tables and a constant.
+
+    Args:
+        seed: of the weights.
 
     Args of ``forward``: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.
     Returns: the same shape.
-
-    Letters below: a head's query and key have n elements without a position and r with one; its value has v.
     """
 
     def __init__(self, shape: LlamaShape, tp: TensorParallel, *, seed: int, **factory):
@@ -84,34 +86,47 @@ class LatentAttention(ParallelModule):
         return terms("attention output", lambda y: row_parallel(y, self.projection, self.tp), y)
 
     def up(self, latent: Tensor, *weights: Tensor) -> list[Tensor]:
-        """Multiply a latent by each weight; returns heads ``[s, b, a/t, width]`` for each."""
+        """Multiply a latent by column-parallel weights.
+
+        Returns: for each weight ``[s, b, a/t, width]``, this rank's heads.
+        """
         parts = column_parallel(latent, self.tp, *weights)
         return [part.view(*part.shape[:2], self.heads, -1) for part in parts]
 
     def queries(self, latent: Tensor) -> Tensor:
-        """Return the queries ``[b, a/t, s, n + r]``, whose last r elements are rotated by position."""
+        """Compute this rank's queries from the normalised Q latent.
+
+        Returns: ``[b, a/t, s, n + r]``, the last r elements rotated by position.
+        """
         (q,) = self.up(latent, self.q_up)
         return self.joined(q[..., : self.nope], q[..., self.nope :])
 
     def normed(self, latent: Tensor) -> Tensor:
-        """Normalise the KV latent without the key that all heads share. Saves a view of the whole KV latent."""
+        """Normalise the KV latent, without its last r elements, the key that all heads share.
+
+        Saves: a view of the KV latent, which keeps the r elements too, and 4 bytes a token.
+        """
         return self.kv_latent_norm(latent[..., : self.rank])
 
     def keys_and_values(self, normed: Tensor, latent: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the keys and values of this rank's heads.
+        """Compute the keys and values of this rank's heads.
 
         Args:
-            normed: the normalised KV latent, from which the n elements of K without a position and all of V are made.
-            latent: the KV latent, whose last r elements are the key with positions; they are rotated here.
+            normed: the normalised KV latent; V and the first n elements of each key are computed from it.
+            latent: the KV latent; its last r elements, rotated here, are the last r elements of every key.
 
-        Returns: K ``[b, a/t, s, n + r]``, of which all heads have the same last r elements, and V ``[b, a/t, s, v]``.
+        Returns: K ``[b, a/t, s, n + r]`` and V ``[b, a/t, s, v]``.
         """
         k, v = self.up(normed, self.k_up, self.v_up)
         shared = f_or_g(latent[..., self.rank :].contiguous(), self.tp)  # [s, b, r]
         return self.joined(k, shared[:, :, None]), v.permute(1, 2, 0, 3)
 
     def joined(self, plain: Tensor, turned: Tensor) -> Tensor:
-        """Join heads ``[s, b, a/t, n]`` and the part that is to be rotated, ``[s, b, a/t or 1, r]``.
+        """Rotate ``turned`` by position, and append it to each head of ``plain``.
+
+        Args:
+            plain: ``[s, b, a/t, n]``, elements without a position.
+            turned: ``[s, b, a/t, r]``, or ``[s, b, 1, r]`` if all heads share it.
 
         Returns: ``[b, a/t, s, n + r]``, a view of one new tensor.
         """
@@ -123,11 +138,11 @@ class LatentAttention(ParallelModule):
 def attend_uneven(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Compute causal attention whose values may be narrower than its keys.
 
-    On a GPU torch's memory-efficient kernel takes two widths (not measured).
+    On a GPU it calls ``scaled_dot_product_attention``, whose memory-efficient kernel takes two widths (not measured).
 
     Args:
         q, k: ``[b, heads, s, d]``.
-        v: ``[b, heads, s, d_v]``.
+        v: ``[b, heads, s, d_v]``, with d_v <= d.
 
     Returns: ``[s, b, heads·d_v]``.
     Saves: q, k, v, the result, and 4 bytes a query.

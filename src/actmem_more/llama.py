@@ -1,6 +1,6 @@
 """Today's layer: RMSNorm, rotary positions, grouped-query attention, SwiGLU, no dropout, no biases.
 
-Reads like the paper's ``transformer.py``: the same collectives around the same two blocks.
+It is built as the paper's layer in ``transformer.py``: attention and MLP, with the same collectives around them.
 """
 
 from collections.abc import Callable
@@ -31,19 +31,20 @@ from actmem_more.store import EightBits, HostMemory
 class LlamaLayer(nn.Module):
     """Today's layer: x + attention(norm(x)), then the same with the gated MLP, or with experts.
 
-    Positions and norms have Llama 3's θ and ε. For other models the bytes are right and the values are not.
+    Rotary θ and the norms' ε are Llama 3's. With another model's shape the bytes are right, but not the values.
 
     Args:
         shape: of the whole sequence.
         recompute: as for ``TransformerLayer``.
-        host: where offloaded terms go. None makes a HostMemory; a model gives all its layers the same one.
+        host: the HostMemory to which tensors are offloaded; give all layers of a model the same one. None makes one.
         seed: of the weights; as for ``TransformerLayer``.
         context: the ranks that share the sequence.
-        routing: how tokens choose experts: "learned", or a forced one that needs no values.
+        routing: how tokens choose experts: "learned" (by the router's scores), "even" or "one-sided" (whatever the
+            scores are, so that an emulated rank can run it).
         experts: the ranks that share the experts; None: the t ranks.
 
     Args of ``forward``: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism. With c context-parallel ranks s
-        is this rank's part of the sequence, the tokens of ``context.own_tokens``.
+        counts only this rank's tokens, those of ``context.own_tokens``.
     Returns: the same shape.
     Saves: what actmem_more.llama_terms.llama_rows lists and nothing else, if a flash kernel runs the attention.
     Raises: ConfigError if the ranks can't share the layer, on a longer sequence, and under context parallelism on a
@@ -110,10 +111,11 @@ class LlamaLayer(nn.Module):
 
 
 class GroupedQueryAttention(ParallelModule):
-    """Attention in which a query heads share k key and value heads; each rank has whole query heads.
+    """Attention with fewer key and value heads (k) than query heads (a): each of the k serves a/k query heads.
 
-    With t <= k a rank has k/t key and value heads. With t > k it has one, which t/k neighbouring ranks hold. Each of
-    these computes the head's gradient from its own query heads; ``linear.reduce_partial_gradients`` adds them up.
+    Each rank has a/t query heads. With t <= k it has k/t key and value heads. With t > k it has one key and value head,
+    the same one as t/k − 1 neighbouring ranks. Each of these ranks computes the gradient from its own query heads, and
+    ``linear.reduce_partial_gradients`` sums it over them.
     """
 
     def __init__(self, shape: LlamaShape, tp: TensorParallel, context: ContextParallel, *, seed: int, **factory):
@@ -136,7 +138,7 @@ class GroupedQueryAttention(ParallelModule):
         self.core = FlashCore()
 
     def constants(self, device: torch.device | str | None) -> dict[str, Tensor]:
-        """Make the rotary tables for this rank's tokens, the buffers ``cos`` and ``sin``."""
+        """Make the buffers ``cos`` and ``sin``, the rotary tables for this rank's tokens."""
         tables = rotary_tables(self.seq_length, self.head_size)
         tables_here = [self.context.own_tokens(table) if self.context.size > 1 else table for table in tables]
         return {name: table.to(device) for name, table in zip(("cos", "sin"), tables_here)}
@@ -160,42 +162,50 @@ class GroupedQueryAttention(ParallelModule):
     def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Project x to queries, keys and values.
 
-        Returns: Q ``[s/c, b, a/t, d]`` and K ``[s/c, b, k/t, d]`` before rotation, and V ``[b, k/t, s, d]`` as
-            attention reads it.
+        Returns: Q ``[s/c, b, a/t, d]`` and K ``[s/c, b, k/t, d]``, not yet rotated, and V ``[b, k/t, s, d]``, in the
+            layout of the attention kernel.
         """
         parts = column_parallel(x, self.tp, self.q, self.k, self.v)
         q, k, v = (part.view(*part.shape[:2], -1, self.head_size) for part in parts)
         return q, k, self.context.enter_key(v).permute(1, 2, 0, 3)
 
     def turned(self, x: Tensor, enter: Callable[[Tensor], Tensor]) -> Tensor:
-        """Rotate ``[s/c, b, heads, d]`` by position, and bring it into the form that attention reads.
+        """Rotate queries or keys by position, and bring them into the layout of the attention kernel.
 
         Args:
-            enter: ``context.enter_query`` or ``context.enter_key``.
+            x: ``[s/c, b, heads, d]``.
+            enter: ``context.enter_query`` for queries, ``context.enter_key`` for keys.
 
-        Returns: ``[b, heads, s, d]``, a view of a new tensor. s is this rank's part of the sequence, unless ``enter``
-            gathers.
+        Returns: ``[b, heads, s, d]``, a view of a new tensor; s/c in place of s if ``enter`` leaves the tokens on their
+            ranks.
         """
         return enter(rotate(x, self.cos[: len(x)], self.sin[: len(x)])).permute(1, 2, 0, 3)  # type: ignore[index]
 
     def turned_heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return Q ``[b, a/t, s, d]`` and K, V ``[b, k/t, s, d]``, with Q and K rotated."""
+        """Project x to Q ``[b, a/t, s, d]`` and K, V ``[b, k/t, s, d]``, with Q and K rotated by position."""
         q, k, v = self.heads(x)
         return self.turned(q, self.context.enter_query), self.turned(k, self.context.enter_key), v
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Compute causal attention of this rank's tokens over the whole sequence; returns ``[s/c, b, heads·d]``."""
+        """Compute causal attention of this rank's queries over the whole sequence; returns ``[s/c, b, heads·d]``."""
         return attend_part(q, k, v, self.context) if self.context.size > 1 else attend(q, k, v)
 
     def to_tokens(self, y: Tensor) -> Tensor:
-        """Exchange heads for tokens: ``[s, b, a/(tc)·d]`` becomes ``[s/c, b, a/t·d]``."""
+        """All-to-all after attention under "ulysses": all tokens of some heads in, this rank's tokens of all heads out.
+
+        Args:
+            y: ``[s, b, a/(tc)·d]``.
+
+        Returns: ``[s/c, b, a/t·d]``.
+        """
         return to_tokens(y.unflatten(2, (-1, self.head_size)), self.context.ranks).flatten(2)
 
 
 class FlashCore(nn.Module):
-    """Causal attention over all tokens of some heads.
+    """Causal attention over all tokens of some heads; used under "ulysses".
 
-    It is a module of its own, so that a ledger tells its result from the tensor that the projection reads.
+    It is a module so that a ledger lists its result apart from the projection's input, the same values after an
+    all-to-all.
     """
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -203,7 +213,7 @@ class FlashCore(nn.Module):
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Compute causal attention of q, k and v ``[b, heads, s, d]``; k and v may have fewer heads.
+    """Compute causal attention of q, k and v ``[b, heads, s, d]``; k and v may have fewer heads than q.
 
     Returns: ``[s, b, heads·d]``, a view of the tensor that the kernel saves.
     """
@@ -213,25 +223,22 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def parallel_of(tp: TensorParallel, context: ContextParallel, experts: TensorParallel | None) -> Parallel:
-    """Return the Parallel with the sizes of these groups."""
+    """Return a Parallel with the sizes of these groups of ranks, to ask formulas about them."""
     size = experts.size if experts else None
     return Parallel(tp.size, tp.sequence_parallel, context_parallel_size=context.size, expert_parallel_size=size)
 
 
 class LlamaStage(ModelPart):
-    """The layers that one pipeline stage holds, with the ends of the model that belong to them.
+    """A Llama model, or the part of it for one pipeline stage; used as ``GPT`` is.
 
-    The part with layer 0 has the embedding, the part with the last layer the output layer and the loss. The output
-    layer has a weight of its own, or with ``tied_embeddings`` the embedding's, of which the first and the last stage of
-    a pipeline hold a copy each. ``forward`` and ``loss`` are as those of ``GPT``.
+    The part with layer 0 has the embedding, the part with the last layer the final norm, the output layer and the loss.
+    The output layer has a weight of its own. With ``tied_embeddings`` it has the embedding's weight, and if the two are
+    on different stages, each stage has a copy.
 
     Args:
-        shape: of the whole model and sequence; context-parallel ranks take their parts of it.
-        layers: the numbers of the layers held here; None: all of them.
-        recompute, host: as for ``LlamaLayer``.
-        routing: of experts; an emulated rank needs a forced one.
-        context: the ranks that share each sequence.
-        experts: the ranks that share the experts; None: the t ranks.
+        shape: of the whole model and the whole sequence.
+        layers: the numbers of this part's layers; None: all of them.
+        recompute, host, routing, context, experts: as for ``LlamaLayer``.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Measure one of today's layers by itself."""
+"""Measure what one Llama layer saves for backward."""
 
 from functools import partial
 
@@ -24,10 +24,15 @@ def measure_llama_layer(
     routing: Routing = "even",
     context: ContextParallel = ContextParallel(),
 ) -> list[Row]:
-    """Measure what one of today's layers keeps on this rank: the ledger's rows, confirmed by the census.
+    """Make a LlamaLayer and an input, run it, and measure what it saves on this rank.
 
-    It is ``measure_layer`` for this layer. By default experts run with even routing, which doesn't read the router's
-    scores.
+    Args:
+        tp, context: the ranks that share the layer; every one of them must call this.
+        recompute: the layer's mode of recomputation.
+        routing: how tokens choose experts; "even" doesn't depend on the router's scores.
+
+    Returns: the ledger's rows, with the formulas' names.
+    Raises: LedgerMismatch if the census counts other bytes in all.
     """
     layer = LlamaLayer(shape, tp, recompute=recompute, routing=routing, context=context, device=device, dtype=dtype)
     shape = shape.with_sizes(seq_length=layer.seq_length)

@@ -1,4 +1,4 @@
-"""What today's layers are made of: RMSNorm, rotary positions, the gated MLP, matmuls without a bias."""
+"""What Llama's layer is made of: RMSNorm, rotary positions, the gated MLP, linears without a bias."""
 
 from typing import Any
 
@@ -18,13 +18,13 @@ from actmem.parallel.weights import ParallelModule, child_seed, mark_partial_gra
 class RMSNorm(ParallelModule):
     """RMSNorm over the last dimension.
 
-    Under sequence parallelism the gradient of its weight is partial on each rank. With ``of_heads`` it is partial
-    whenever t > 1, because every rank sees its own heads only.
+    Under sequence parallelism a rank sees only its own tokens, so the weight's gradient must be summed over the ranks.
+    With ``of_heads`` it must be summed whenever t > 1, because a rank sees only its own heads.
 
     Args:
-        of_heads: it normalises the d elements of each head, with one weight for all heads.
+        of_heads: normalise the d elements of each head, with one weight ``[d]`` for all heads.
 
-    Saves: its input and 4 bytes a token (with ``of_heads``, a head and token).
+    Saves: its input, and 4 bytes a token; with ``of_heads`` 4 bytes a token and head.
     """
 
     def __init__(self, size: int, tp: TensorParallel, *, of_heads: bool = False, **factory):
@@ -72,16 +72,20 @@ class _RMSNorm(Function):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate x ``[s, b, heads, d]`` by its positions, with tables ``[s, 1, 1, d/2]``.
+    """Apply rotary positions to queries or keys x ``[s, b, heads, d]``.
 
-    It rotates element i of a head together with element i + d/2, as Hugging Face's Llama does.
-    Saves: only the tables, a constant.
+    Elements i and i + d/2 of a head are rotated as a pair, as in Hugging Face's Llama.
+
+    Args:
+        cos, sin: ``[s, 1, 1, d/2]``, from ``rotary_tables``.
+
+    Saves: only the tables, which are constants.
     """
     return _Rotate.apply(x, cos, sin)
 
 
 def rotary_tables(seq_length: int, head_size: int, theta: float = 500_000.0) -> tuple[Tensor, Tensor]:
-    """Return the cosine and the sine of every position's angles, each ``[s, 1, 1, d/2]`` in float32."""
+    """Return the tables for ``rotate``: cosine and sine of each position's angles, ``[s, 1, 1, d/2]`` in float32."""
     frequencies = theta ** (-torch.arange(0, head_size, 2, dtype=torch.float32) / head_size)
     angles = torch.outer(torch.arange(seq_length, dtype=torch.float32), frequencies)[:, None, None]
     return angles.cos(), angles.sin()
@@ -106,12 +110,13 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class GatedMLP(ParallelModule):
-    """down(silu(gate(x)) · up(x)). Gate and up are sharded by columns, down by rows.
+    """The gated MLP down(silu(gate(x)) · up(x)). Gate and up are sharded by columns, down by rows.
 
     Args:
         h: elements of a token, in and out.
-        width: elements of gate's and up's outputs, of all ranks together.
-        prefix: put before the names of its terms.
+        width: elements of gate's and of up's output for one token, over all ranks.
+        seed: of the weights.
+        prefix: put before the names that its saved tensors have in a ledger.
     """
 
     def __init__(self, h: int, width: int, tp: TensorParallel, *, seed: int, prefix: str = "", **factory):
@@ -129,7 +134,7 @@ class GatedMLP(ParallelModule):
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """Return silu(gate) · up. Saves its two inputs, the results of two matmuls, and nothing else."""
+    """Return silu(gate) · up. Saves its two inputs and nothing else."""
     return _SwiGLU.apply(gate, up)
 
 
@@ -147,29 +152,34 @@ class _SwiGLU(Function):
 
 
 def row_parallel(x: Tensor, weight: Tensor, tp: TensorParallel) -> Tensor:
-    """Multiply ``[s, b, in/t]`` by a row-parallel weight; saves ``x`` as given.
+    """Multiply x by a row-parallel weight and sum over the ranks.
+
+    Args:
+        x: ``[s, b, in/t]``.
+        weight: ``[out, in/t]``, this rank's shard.
 
     Returns: ``[s, b, out]``, or ``[s/t, b, out]`` under sequence parallelism.
+    Saves: x as given.
     """
     return f_bar_or_g_bar(matmul(x, weight), tp)
 
 
 def matmul(x: Tensor, weight: Tensor) -> Tensor:
-    """Return x · weightᵀ on this rank alone.
+    """Return x · weightᵀ, without a collective.
 
-    Saves: ``x`` as given, where torch's linear saves a copy if x is a view; nothing if the weight is frozen.
+    Saves: x as given, also if it is a view, of which torch's linear would save a copy; nothing if the weight is frozen.
     """
     return column_parallel(x, TensorParallel(), weight)[0]
 
 
 class ReplicatedLinear(ParallelModule):
-    """A linear that every rank computes alike: a latent, or a score for each expert.
+    """A linear whose weight is not sharded: the router of experts, or the one that makes a latent.
 
-    Under sequence parallelism each rank computes it for its own tokens, and the weight's gradient is partial on each
-    rank.
+    Under sequence parallelism each rank computes it for its own tokens, so the weight's gradient must be summed over
+    the ranks.
 
-    Args of ``forward``: ``[s, b, in_features]``.
-    Returns: ``[s, b, out_features]``.
+    Args of ``forward``: ``[s, b, in_features]``, or ``[s/t, b, in_features]`` under sequence parallelism.
+    Returns: the same shape with ``out_features``.
     Saves: its input as given.
     """
 

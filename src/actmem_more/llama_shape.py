@@ -1,6 +1,6 @@
-"""Today's layer: its sizes, those of models that publish theirs, and its table of terms.
+"""Sizes of Llama-like layers, the sizes of published models, and which tensors such a layer saves.
 
-Needs no torch.
+Nothing in this file needs torch.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ CONTEXT_KINDS = ("gather", "gather-plain", "ulysses")
 
 @dataclass(frozen=True)
 class LatentHeads:
-    """Sizes of multi-head latent attention (2405.04434 section 2.1), in elements a token.
+    """Sizes of multi-head latent attention (2405.04434 section 2.1), in elements for one token.
 
     Args:
-        query_rank: of the latent from which queries are made.
-        key_value_rank: of the latent from which keys and values are made.
-        nope_head_size: of the part of a head's query and key without a position.
-        rope_head_size: of the part of a head's query and key with a position; all heads share the key's.
-        value_head_size: of a head's value.
+        query_rank: elements of the latent from which queries are computed.
+        key_value_rank: elements of the latent from which keys and values are computed.
+        nope_head_size: elements of a head's query, and of its key, without a position.
+        rope_head_size: elements of a head's query, and of the key that all heads share, with a rotary position.
+        value_head_size: elements of a head's value.
 
     Raises: ConfigError on a size that no layer can have.
     """
@@ -45,25 +45,25 @@ class LatentHeads:
 
 @dataclass(frozen=True)
 class LlamaShape:
-    """Sizes of a decoder.
+    """Sizes of a Llama-like model, in elements if nothing else is said.
 
     Args:
         seq_length: s, tokens of one sequence.
         micro_batch_size: b, sequences of one microbatch.
-        hidden_size: h.
-        num_attention_heads: a.
-        num_key_value_heads: k; with ``latent`` it must be a.
+        hidden_size: h, of one token's activation.
+        num_attention_heads: a, query heads.
+        num_key_value_heads: k, key and value heads; with ``latent`` it must be a.
         ffn_hidden_size: f, width of the gated MLP, or of each expert.
-        head_size: d; None: h/a.
-        qk_norm: an RMSNorm over the query and the key of each head.
-        num_experts: E, the MLPs of which each token takes ``experts_per_token``; None: one MLP for all tokens.
-        experts_per_token: κ.
-        num_shared_experts: further experts of the same width that every token takes, as one MLP.
-        sigmoid_router: weighs an expert by the sigmoid of its score, not by a softmax.
-        latent: sizes of latent attention, whose heads are made from latents; None: grouped-query attention.
-        num_layers: L.
-        vocab_size: v.
-        tied_embeddings: the output layer uses the word embedding's weight.
+        head_size: d, of one head's query and key; None: h/a.
+        qk_norm: whether an RMSNorm normalises each head's query and key.
+        num_experts: E, number of experts; None: one gated MLP for all tokens.
+        experts_per_token: κ, how many of the E experts each token goes to.
+        num_shared_experts: number of further experts of width f to which every token goes; they are one MLP.
+        sigmoid_router: whether the router weighs an expert by the sigmoid of its score instead of a softmax.
+        latent: sizes of latent attention; None: grouped-query attention.
+        num_layers: L, number of layers.
+        vocab_size: v, words of the vocabulary.
+        tied_embeddings: whether the output layer uses the word embedding's weight.
 
     Raises: ConfigError on a size that no layer can have.
     """
@@ -142,20 +142,20 @@ class LlamaShape:
 
     @property
     def attention_weights(self) -> int:
-        """Elements of one layer's matrices around attention: 2h·ad for Q and output, 2h·kd for K and V.
+        """Weights of attention's four linears in one layer, in elements: 2h·ad for Q and output, 2h·kd for K and V.
 
-        It does not hold for latent attention, which has other matrices.
+        Not for latent attention, which has other linears.
         """
         return 2 * self.hidden_size * (self.query_size + self.key_value_size)
 
     @property
     def mlp_weights(self) -> int:
-        """Elements of one gated MLP, 3hf for gate, up and down; a layer with experts has E of them."""
+        """Weights of one gated MLP, in elements: 3hf for gate, up and down. With experts a layer has E such MLPs."""
         return 3 * self.hidden_size * self.ffn_hidden_size
 
     @property
     def shared_ffn_size(self) -> int:
-        """Width of the MLP that every token takes beside its experts; 0 if there is none."""
+        """Width of the shared experts' MLP, to which every token goes; 0 if there is none."""
         return self.ffn_hidden_size * (self.num_shared_experts or 0)
 
     def with_sizes(self, **sizes: Any) -> LlamaShape:
@@ -221,16 +221,16 @@ def check_llama_ranks(shape: LlamaShape, parallel: Parallel) -> None:
 
 
 def experts_of_a_rank(num_experts: int, parallel: Parallel) -> int:
-    """Return how many experts a rank holds, each whole; raise ConfigError if the ranks can't share that many."""
+    """Return how many experts each rank has; raise ConfigError if they can't be divided evenly among the ranks."""
     kind = "expert" if parallel.expert_ranks > parallel.tensor_parallel_size else "tensor"
     return check_divides("num_experts", num_experts, f"{kind}_parallel_size", parallel.expert_ranks)
 
 
 def own_context_shape(shape: LlamaShape, parallel: Parallel = Parallel(), context_kind: str = "gather") -> LlamaShape:
-    """Return the shape that one of c context-parallel ranks sees, with s/c tokens.
+    """Return the shape of a layer on one of c context-parallel ranks: the same with s/c tokens.
 
-    Where K and V are gathered, 2c must divide s, because each rank holds two chunks. Under "ulysses" c must divide s,
-    and t·c must divide k: a rank attends with whole heads.
+    Under "gather" and "gather-plain" 2c must divide s, because each rank has two chunks. Under "ulysses" c must divide
+    s, and t·c must divide k, because no head is split.
 
     Raises: ConfigError if c·t ranks can't share the layer.
     """
@@ -308,10 +308,11 @@ _EXCHANGED = (
 
 
 def llama_layer_terms(shape: LlamaShape, ulysses: bool = False) -> LayerTerms:
-    """Return the table of terms of the layer of this shape.
+    """Return which tensors a layer of this shape saves, and from what each can be recomputed (LayerTerms).
 
     Args:
-        ulysses: all-to-alls exchange tokens for heads around attention, which adds a term.
+        ulysses: with context parallelism of the kind "ulysses", which saves attention's output twice, before and after
+            its all-to-all.
     """
     terms = _layer(shape.latent is not None, shape.qk_norm, shape.num_experts is not None, shape.shared_ffn_size > 0)
     if not ulysses:
@@ -321,9 +322,9 @@ def llama_layer_terms(shape: LlamaShape, ulysses: bool = False) -> LayerTerms:
 
 
 def input_on_host(terms: LayerTerms) -> dict[str, str]:
-    """Return an action for each term, with which backward recomputes all of a layer from its input.
+    """Return the actions, by tensors' names, for full recomputation with the layer's input offloaded to the host.
 
-    The input is offloaded: it waits in the host's memory.
+    Use it as a layer's ``recompute``.
     """
     again = (*(recipe.term for recipe in terms.recipes), *terms.statistics)
     return {**dict.fromkeys(again, "recompute"), terms.input: "offload"}

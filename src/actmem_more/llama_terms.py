@@ -1,23 +1,22 @@
 """Activation bytes, FLOPs and collectives of Llama's layer.
 
-RMSNorm, rotary positions, grouped queries, SwiGLU, no dropout. Attention runs through a flash kernel, so the scores are
-never stored: the terms with as²b are gone, and with them the reason for selective recomputation. ``e`` is the size of
+The layer has RMSNorm, rotary positions, grouped queries, SwiGLU, and no dropout. A flash kernel computes attention, so
+the scores are never stored: no term has as²b, and selective recomputation has nothing to drop. ``e`` is the bytes of
 one activation element.
 
-A model can have three things in another form. With experts, the ranks share them, each expert whole. With latent
-attention, the letters are those of 2405.04434: the latents have q and c elements; a head's query and key have n
-elements without a position and r with one; its value has v. With context parallelism, c ranks share each sequence, and
-t ranks share the weights.
+Three variants are covered too. Experts: each rank has some of them, each with all of its weights. Latent attention: the
+letters are those of 2405.04434: the latents have q and c elements; a head's query and key have n elements without a
+position and r with one; its value has v. Context parallelism: c ranks share each sequence, and t ranks the weights.
 
-What context parallelism divides beyond sequence parallelism: tensor parallelism divides K and V among at most k ranks,
-one head each, and sequence parallelism divides by t only what tensor parallelism leaves whole. Context parallelism
-shards all that lies along the sequence, K and V too, by c for any k. It divides no weight, and each weight's gradient
-is summed over the c ranks, as over data-parallel ones.
+Why context parallelism, beside sequence parallelism: tensor parallelism divides K and V among at most k ranks, one head
+each, and sequence parallelism divides by t only the tensors that tensor parallelism doesn't shard. Context parallelism
+divides every tensor with a sequence dimension by c, K and V too, for any k. It shards no weight, so each weight's
+gradient must be summed over the c ranks, as over data-parallel ranks.
 
-One layer, forward and backward, in collectives among the c ranks:
+Collectives of one layer among the c ranks, forward + backward:
 
     gather          all-gather K and V; in backward again, and reduce-scatter their gradients    2 + 2 + 2
-    gather-plain    without the second gather: K and V stay whole on every rank                  2 + 2
+    gather-plain    without the second gather: every rank saves all of K and V                   2 + 2
     ulysses         all-to-all Q, K, V and the result; in backward their gradients               4 + 4
 """
 
@@ -48,23 +47,23 @@ def llama_rows(
     """List the tensors that one layer saves for backward on one rank, in the order of the forward pass.
 
     In 16 bits and without parallelism these are 8sbh + 4sbad + 4sbkd + 6sbf + 4asb + 8sb bytes if nothing is
-    recomputed, and 4sbh + 4sbad + 4sbkd + 4sbf + 4asb + 8sb if everything is recomputed that needs no matmul
-    (elementwise); ad is h in most models. Under sequence parallelism all of it is divided by t, as long as t <= k; with
-    t > k every rank keeps one head's K and V. A norm over each head's query and key also saves its inputs, and 4 bytes
-    a head and token. Latent attention saves its latents, and larger Q, K and V.
+    recomputed, and 4sbh + 4sbad + 4sbkd + 4sbf + 4asb + 8sb under *elementwise*, which recomputes everything that needs
+    no matmul; ad is h in most models. Under sequence parallelism all of it is divided by t, as long as t <= k; with
+    t > k every rank saves one head's K and V. With ``qk_norm`` the norms' inputs are saved too, and 4 bytes for each
+    head and token. Latent attention saves its latents, and larger Q, K and V.
 
     On one of c context-parallel ranks, "gather" saves this for s/c tokens. "gather-plain" saves K and V of all s
-    tokens. "ulysses" saves attention's result twice, because the kernel saves it by heads and the projection by tokens;
-    *elementwise* drops one of the two.
+    tokens. "ulysses" saves attention's result twice: the kernel saves all tokens of some heads, the projection some
+    tokens of all heads; *elementwise* drops one of the two.
 
     Args:
         shape: with the whole sequence.
-        recompute: a mode's name, a set of terms to drop, or an action for each term.
+        recompute: a mode's name, a set of tensors' names to drop, or a dict from names to actions.
         element_size: bytes of an activation element.
         routed_tokens: for a layer with experts, R of ``expert_mlp_rows``.
         context_kind: one of CONTEXT_KINDS.
 
-    Raises: ConfigError if the ranks can't share the layer, or on a set that can't be rebuilt.
+    Raises: ConfigError if the ranks can't share the layer, or if a named tensor can't be recomputed.
     """
     shape = own_context_shape(shape, parallel, context_kind)
     check_choice("element_size", element_size, ELEMENT_BYTES)
@@ -211,17 +210,16 @@ INDEX = 8
 def expert_mlp_rows(
     shape: LlamaShape, parallel: Parallel = Parallel(), element_size: int = 2, routed_tokens: int | None = None
 ) -> list[Row]:
-    """List what the router and this rank's experts save; no token is dropped.
+    """List what the router and this rank's experts save for backward; no token is dropped.
 
-    In 16 bits and without parallelism: 2sbh + 20sbκ + 4R + 6Rf bytes, and 6sb times the width of the experts that all
-    tokens share. Under sequence parallelism the ranks' R add up to sbκ and everything else is divided by t. A sigmoid
-    router saves as much as a softmax router.
+    R is how many pairs of a token and an expert this rank's experts compute. In 16 bits and without parallelism it is
+    2sbh + 20sbκ + 4R + 6Rf bytes, and 6sb times the width of the shared experts. Under sequence parallelism the R of
+    all ranks add up to sbκ, and everything else is divided by t. A sigmoid router saves as much as a softmax router.
 
     Args:
         shape: with this rank's part of the sequence.
         element_size: bytes of an activation element.
-        routed_tokens: R, how many pairs of a token and an expert this rank's experts take; None: sbκ/t, as many as
-            every other rank's.
+        routed_tokens: R; None: sbκ/t, the same on every rank.
 
     Raises: ConfigError on a layer without experts, if t ranks can't share it, or on more tokens than can be routed
         there.
@@ -258,9 +256,11 @@ def expert_mlp_rows(
 
 
 def most_routed_tokens(shape: LlamaShape, parallel: Parallel = Parallel()) -> int:
-    """Return the largest R that a rank can get: every token takes as many of its experts as it can, sb · min(κ, E/t).
+    """Return the most pairs of a token and an expert that one rank's experts can get: sb · min(κ, E/t).
 
-    With ep > t ranks that share the experts it is sb · ep/t · min(κ, E/ep).
+    Then every token chooses as many of this rank's experts as it can. If ep > t ranks share the experts, the most is
+    sb · ep/t · min(κ, E/ep).
+
     Raises: ConfigError on a layer without experts, or if the ranks can't share them.
     """
     if not shape.num_experts or not shape.experts_per_token:
@@ -271,13 +271,13 @@ def most_routed_tokens(shape: LlamaShape, parallel: Parallel = Parallel()) -> in
 
 
 def forced_routed_tokens(shape: LlamaShape, parallel: Parallel, routing: str, rank: int) -> int:
-    """Return how many pairs of a token and an expert a rank's experts take where the router's scores are ignored.
+    """Return how many pairs of a token and an expert one rank's experts compute under a forced routing.
 
     Args:
         shape: with this rank's part of the sequence.
-        routing: "even" (each sender's pairs go to the experts in turn), or "one-sided" (every token's pairs go to the
-            first κ experts).
-        rank: among the ranks that share experts.
+        routing: "even" (a sender's pairs go to all experts in turn), or "one-sided" (every token goes to the first κ
+            experts). Neither depends on the router's scores.
+        rank: the number of the rank among those that share experts.
 
     Raises: ConfigError on another routing, or on a rank that is not among those that share experts.
     """
@@ -315,16 +315,17 @@ def _of_latents(row: PredictedCollective, sizes: LatentHeads, bytes_each: int) -
 
 
 def llama_collectives(shape: LlamaShape, parallel: Parallel, recompute: str = "none") -> list[PredictedCollective]:
-    """List the collectives of one microbatch in one layer among the t ranks, in 16 bits.
+    """List the collectives among the t ranks in one layer for one microbatch, in 16 bits.
 
-    They are those of the paper's layer with two changes. With latent attention, the latents and the key's part that all
-    heads share are gathered in place of attention's input. With experts, all-to-alls of their tokens, among the ranks
-    that share experts, take the place of the MLP's collectives; where every rank has every token, an all-reduce of the
-    routing weights' gradient does. Shared experts have the MLP's collectives as well.
+    They are those of the paper's layer, with two exceptions. Latent attention gathers the latents, and the part of the
+    key that all heads share, instead of attention's input. Experts have all-to-alls of tokens, among the ranks that
+    share experts, instead of the MLP's collectives. Without sequence parallelism every rank has every token, and the
+    experts have the MLP's all-reduces and one of the routing weights' gradient. Shared experts have the MLP's
+    collectives as well.
 
     Args:
         shape: with the whole sequence.
-        recompute: a mode's name.
+        recompute: the name of a mode of recomputation.
     """
     rank_shape, t, a = own_context_shape(shape, parallel), parallel.tensor_parallel_size, shape.num_attention_heads
     s, b, h = rank_shape.seq_length, rank_shape.micro_batch_size, rank_shape.hidden_size
@@ -363,9 +364,9 @@ def context_collectives(
     recompute: Mode = "none",
     element_size: int = 2,
 ) -> list[PredictedCollective]:
-    """List the collectives of one microbatch in one layer among the c ranks; none for c = 1.
+    """List the collectives among the c context-parallel ranks in one layer for one microbatch; none for c = 1.
 
-    Weights' gradients are not among them: they are summed once an iteration, together with those of data-parallel
+    The sum of the weights' gradients is not listed: it runs once an iteration, together with that over data-parallel
     ranks.
 
     Args:

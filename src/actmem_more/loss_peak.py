@@ -1,6 +1,6 @@
-"""What is alive at the peak of the loss: output layer and cross entropy, forward and backward, on one rank.
+"""The bytes alive at the peak of output layer and cross entropy, forward and backward, on one rank.
 
-With few heads and recomputed layers the largest tensors of a step are here, v numbers a token: see chapter 10.
+With a large vocabulary and recomputed layers they are the largest tensors of a step, v numbers a token: see chapter 10.
 """
 
 from actmem.config import check_choice, check_sizes, check_vocab_size
@@ -23,15 +23,15 @@ def loss_peak_rows(
     tensor_parallel_size: int = 1,
     chunk: int = 1024,
 ) -> list[Row]:
-    """List the bytes alive at the peak of the loss's forward and backward, without the weight, in 16 bits.
+    """List the tensors alive at the peak of output layer and loss (forward and backward, 16 bits, without the weight).
 
-    The weight's gradient is a row where it is alive at the peak: as a float32 sum over the chunks, or if it is larger
-    than what the loss itself needs.
+    The weight's gradient is listed only if it is alive at the peak. With "in chunks" it always is, as a float32 sum.
+    Otherwise it is made after the loss's tensors are freed, and the peak is there only if it is larger than they are.
 
     Args:
-        loss: one of LOSSES. The first two don't share the vocabulary: each rank holds all of it.
+        loss: the implementation, one of LOSSES. The first two don't shard the vocabulary: each rank has all logits.
         tokens: s·b.
-        chunk: for "in chunks", the tokens whose logits exist at once.
+        chunk: for "in chunks", how many tokens' logits exist at once.
 
     Raises: ConfigError on another loss, or if t does not divide the vocabulary.
     Source: 2205.05198 section 4.3 for float32 logits; counted by ``actmem.ledger.watch_step``.

@@ -1,7 +1,7 @@
-"""Keep a tensor for backward somewhere else, or smaller: in the host's memory, or in eight bits.
+"""Stores for tensors that backward needs: in the host's memory (offloading), or on the device in 8 bits.
 
-``recipes`` says what is done with each of a layer's tensors, and ``drop`` calls these stores. ``put(flat, name)`` takes
-a whole storage as a tensor of one dimension, keeps what it needs, and returns a function that gives the tensor back.
+A layer's ``recompute`` says which of its tensors go to a store, and ``drop`` calls the store. ``put(flat, name)`` takes
+a whole storage as a tensor of one dimension, and returns a function by which backward gets the tensor back.
 """
 
 from __future__ import annotations
@@ -22,16 +22,15 @@ from actmem.rows import on_the_host
 
 
 class HostMemory:
-    """Keeps tensors in the host's memory while the device computes: two copies for each tensor, one out and one back.
+    """Offloads tensors: copies them to the host's memory in forward, and back to the device in backward.
 
-    Layers that share one HostMemory also fetch across their borders. On a GPU the host's memory is pinned and the
-    copies run on a stream of their own. On a CPU "device" and "host" are the same memory; the copies are real, and the
-    ledger lists them as "…, on the host".
+    The copies run while the device computes: on a GPU on a stream of their own, from and to pinned memory. Layers that
+    share one HostMemory also prefetch each other's tensors. On a CPU "device" and "host" are the same memory; the
+    copies are still made, and a ledger lists them as "…, on the host".
 
     Args:
-        ahead: how many tensors may be on their way at once, besides those that are being read. Forward waits for the
-            oldest copy before it starts one more. When backward reads a tensor, it starts to fetch the ``ahead``
-            tensors that were put before it and that it hasn't read yet.
+        ahead: how many copies may run at once. In forward, a copy to the host waits until fewer than ``ahead`` others
+            run. In backward, reading a tensor starts the copies of up to ``ahead`` tensors that backward reads next.
 
     Saves: nothing on the device, and all bytes of the storage on the host, until the layer's graph is freed.
     """
@@ -45,7 +44,14 @@ class HostMemory:
         self._streams: dict[torch.device, Any] = {}
 
     def put(self, flat: Tensor, name: str) -> Callable[[], Tensor]:
-        """Copy ``flat`` to the host; returns a function that copies it back. ``name`` is its term, for a ledger."""
+        """Start to copy a tensor to the host.
+
+        Args:
+            flat: a whole storage, as a tensor of one dimension.
+            name: the tensor's name in a ledger, which adds ", on the host".
+
+        Returns: a function that copies the tensor back and returns it.
+        """
         stream = self.stream(flat.device)
         place = "meta" if flat.is_meta else "cpu"
         host = torch.empty(flat.shape, dtype=flat.dtype, device=place, pin_memory=stream is not None)
@@ -64,7 +70,7 @@ class HostMemory:
         return copy.fetch
 
     def copies(self) -> list[Tensor]:
-        """Return the tensors on the host, the last first; an empty list if the last one has been freed."""
+        """Return the tensors that are on the host now, the one put last first; empty if that one has been freed."""
         tensors: list[Tensor] = []
         copy = self._last() if self._last is not None else None
         while copy is not None:
@@ -76,7 +82,7 @@ class HostMemory:
         return HostMemory, (self.ahead,)  # a copy of a model starts with nothing on its way
 
     def stream(self, device: torch.device) -> Any:
-        """Return the stream of copies to and from a device; None for a CPU and for tensors without data."""
+        """Return the stream on which copies from and to a device run; None for a CPU and for the meta device."""
         if device.type in ("cpu", "meta"):
             return None
         if device not in self._streams:
@@ -135,15 +141,22 @@ class _HostCopy:
 
 
 class EightBits:
-    """Keeps elements as 8-bit integers, and for each block of ``recipes.BLOCK`` elements a float32 scale.
+    """Keeps tensors as 8-bit integers, with a float32 scale for each block of 256 elements (``recipes.BLOCK``).
 
-    That is 260 bytes for 256 elements, which take 512 in 16 bits. An element comes back with an error of at most 1/254
-    of its block's largest, if that is above 1e-35. The gradients are those of a backward pass that read the rounded
-    tensor. A block with an infinite element comes back as NaN.
+    A block takes 260 bytes, where 16 bits take 512. Backward reads rounded elements, so gradients are not exact: an
+    element's error is at most 1/254 of the largest magnitude in its block, if that is above 1e-35. A block with an
+    infinite element comes back as NaN.
     """
 
     def put(self, flat: Tensor, name: str) -> Callable[[], Tensor]:
-        """Keep ``flat`` in 8 bits; returns a function that gives it back, rounded. ``name``: its term, for a ledger."""
+        """Save a tensor in 8 bits.
+
+        Args:
+            flat: a whole storage, as a tensor of one dimension.
+            name: the tensor's name in a ledger.
+
+        Returns: a function that returns the tensor in its dtype, with rounded elements.
+        """
         size, dtype = len(flat), flat.dtype
         values, scales = eight_bits(flat)
         kept = keep(values, scales, name=name)
@@ -151,10 +164,10 @@ class EightBits:
 
 
 def eight_bits(flat: Tensor) -> tuple[Tensor, Tensor]:
-    """Round elements ``[n]`` to 8-bit integers, with a scale for each block of 256: its largest magnitude / 127.
+    """Round a tensor ``[n]`` to 8-bit integers. The scale of a block of 256 elements is its largest magnitude / 127.
 
-    Returns: int8 ``[blocks, 256]``, the last block filled up with zeros, and float32 scales ``[blocks, 1]``. Their
-        product is the rounded elements (``from_eight_bits``).
+    Returns: int8 ``[blocks, 256]``, with zeros at the end of the last block, and float32 scales ``[blocks, 1]``.
+        ``from_eight_bits`` multiplies the two.
     """
     blocks = F.pad(flat, (0, -len(flat) % BLOCK)).view(-1, BLOCK).float()
     scales = (blocks.abs().amax(1, keepdim=True) / 127).clamp(min=torch.finfo(torch.float32).tiny)
@@ -162,5 +175,5 @@ def eight_bits(flat: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def from_eight_bits(values: Tensor, scales: Tensor) -> Tensor:
-    """Return the elements in float32, with the zeros that filled up the last block."""
+    """Undo ``eight_bits``: return values · scales as one dimension in float32, the last block's zeros included."""
     return (values * scales).flatten()

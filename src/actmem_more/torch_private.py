@@ -20,7 +20,7 @@ efficient_attention = torch.ops.aten._scaled_dot_product_efficient_attention
 
 
 def rms_norm_backward() -> Callable:
-    """Return torch's own code of backward of ``rms_norm``, which runs on every device."""
+    """Return torch's function for the backward of ``rms_norm``, written in operations that every device has."""
     from torch._decomp import decomposition_table
 
     return decomposition_table[torch.ops.aten._fused_rms_norm_backward.default]
@@ -28,14 +28,15 @@ def rms_norm_backward() -> Callable:
 
 @contextmanager
 def replaced_operations(*replacements: tuple[str, str, Callable[[Callable], Callable]]) -> Iterator[None]:
-    """Make a context in which functions of ours replace some of torch's operations on one kind of device.
+    """Replace some of torch's operations by functions of ours while the block runs.
 
-    They replace the operation itself, so calls from C++ and by any Python name reach them too.
+    The replacement is made in torch's dispatcher, so calls from C++ and by any Python name run it too.
 
     Args:
-        replacements: of each operation three things.  Where: "AutogradCPU" or "AutogradCUDA", or "CPU" for an operation
-            whose gradient torch knows.  Its name, as ``scaled_dot_product_attention``.  And a function that takes what
-            torch runs where a device has no kernel of its own, and returns what runs in its place.
+        replacements: for each operation a tuple (dispatch key, name, make). The key is "AutogradCPU" or "AutogradCUDA",
+            or "CPU" if torch itself differentiates the operation. An example of a name is
+            "scaled_dot_product_attention".
+            ``make`` gets torch's version for devices without a kernel of their own, and returns the new function.
     """
     without_kernel = torch._C.DispatchKey.CompositeImplicitAutograd
     with torch.library._scoped_library("aten", "IMPL") as library:

@@ -1,38 +1,24 @@
 """``actmem WORD …``: the library's commands.  A command's module is imported only when that command is run."""
 
 import sys
-from collections.abc import Callable
+from importlib import import_module
 
-COMMANDS = ("plan", "record", "diff", "tape")
-
-
-def _plan(argv: list[str]) -> int:
-    """Run ``actmem plan``.  torch is imported only by the two parts of it that need it: solving tapes and --verify."""
-    from actmem_tools.plan.plan_command import main as run
-
-    def solved(*request):
-        from actmem_tools.tape.model_tape import solved_target
-
-        return solved_target(*request)
-
-    def verify(*plan):
-        from actmem_tools.verify import report_verification
-
-        return report_verification(*plan)
-
-    return run(argv, solved, verify)
+#: The commands, each with the module of this package that runs it.
+COMMANDS = {"plan": "plan.plan_command", "record": "record_command", "diff": "diagnosis", "tape": "tape.tape_command"}
 
 
-def _command(word: str) -> Callable[[list[str]], int]:
-    if word == "record":
-        from actmem_tools.record_command import main as run
-    elif word == "diff":
-        from actmem_tools.diagnosis import main as run
-    elif word == "tape":
-        from actmem_tools.tape.tape_command import main as run
-    else:
-        run = _plan
-    return run
+def _solved(*request):
+    """Solve the tapes of a model in the user's own code for ``actmem plan``, which imports torch only for this."""
+    from actmem_tools.tape.model_tape import solved_target
+
+    return solved_target(*request)
+
+
+def _verify(*plan):
+    """Run ``plan --verify``, which needs torch too."""
+    from actmem_tools.verify import report_verification
+
+    return report_verification(*plan)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -47,7 +33,8 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     if argv and argv[0] in COMMANDS:
         try:
-            return _command(argv[0])(argv[1:])
+            run = import_module(f"actmem_tools.{COMMANDS[argv[0]]}").main
+            return run(argv[1:], _solved, _verify) if argv[0] == "plan" else run(argv[1:])
         except KeyboardInterrupt:  # while torch was being imported
             print(f"actmem {argv[0]}: interrupted", file=sys.stderr)
             return 130

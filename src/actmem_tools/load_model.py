@@ -24,7 +24,6 @@ from actmem.config import ConfigError
 from actmem.ledger.census import arguments_of
 from actmem.ledger.storages import replaced
 from actmem.torch_private import fake_tensors, no_dispatch_modes, tree_map_only
-from actmem_more.attention_kernels import Gpu
 from actmem_tools.command_line import one_line
 from actmem_tools.no_device import cuda_without_device
 from actmem_tools.torch_private import is_fake, lacks_values, plain_tensors
@@ -199,13 +198,12 @@ def run_forward(model: nn.Module, inputs: Any) -> Any:
 
 
 @contextlib.contextmanager
-def tensors_for(fake: bool, device: str = "cpu", gpu: Gpu | None = None) -> Iterator[None]:
+def tensors_for(fake: bool, device: str = "cpu") -> Iterator[None]:
     """Make a context in which models are made and run on real tensors, or on fake ones.
 
     Args:
         fake: whether tensors are fake.
-        device: "cpu" or "cuda"; fake tensors can be on "cuda" also on a machine without a GPU.
-        gpu: the GPU whose attention kernels are chosen then; None for an H100.
+        device: "cpu" or "cuda"; fake tensors can be on "cuda" also on a machine without a GPU, with an H100's kernels.
     """
     with contextlib.ExitStack() as stack:
         if fake:
@@ -216,7 +214,7 @@ def tensors_for(fake: bool, device: str = "cpu", gpu: Gpu | None = None) -> Iter
             )
             stack.enter_context(replaced(torch, "linspace", _real))
         if fake and device == "cuda" and not torch.cuda.is_available():
-            stack.enter_context(cuda_without_device(gpu))
+            stack.enter_context(cuda_without_device())
         yield
 
 

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,9 @@ from actmem.ledger.save_sites import is_compiled
 from actmem.ledger.whole_step import StepBill, step
 from actmem.main_grad import gradient_of
 from actmem.rows import size_text
-from actmem_more.attention_kernels import Gpu
 from actmem_tools import load_model
 from actmem_tools.command_line import Parser, one_line, writable, write
 from actmem_tools.diagnosis import findings
-from actmem_tools.no_device import gpu_of_this_build
 from actmem_tools.record_page import page
 from actmem_tools.tape.evaluate import parsed_sizes
 
@@ -54,9 +51,7 @@ def _parser() -> Parser:
     add("target", help="pkg.module:factory or file.py:factory")
     add("--fake", action="store_true", help="fake tensors: any size, no memory")
     add("--dtype", choices=tuple(load_model.DTYPES), default="", help="of weights and floating inputs")
-    add("--device", choices=("cpu", "cuda"), default="cpu")
-    kernels = "with --fake --device cuda: whose kernels (default: 9.0, an H100's)"
-    add("--capability", metavar="X.Y", help=kernels)
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="with --fake and no GPU here: an H100's kernels")
     add(
         "--at",
         metavar="s=128,b=2,…",
@@ -72,8 +67,6 @@ def _parser() -> Parser:
 
 def _run(options: argparse.Namespace) -> int:
     _check_device(options)
-    if options.capability and not (options.fake and options.device == "cuda"):
-        raise ConfigError("capability", "needs --fake --device cuda")
     files = [Path(file).resolve() for file in (options.json, options.html) if file]
     if len({*files}) < len(files):
         raise ConfigError("json", "each result needs a file of its own")
@@ -83,7 +76,7 @@ def _run(options: argparse.Namespace) -> int:
         check_size(letter, size)
     loss = load_model.load_factory(options.loss) if options.loss else None
     bill, failure = None, None
-    with load_model.tensors_for(options.fake, options.device, _gpu(options)):
+    with load_model.tensors_for(options.fake, options.device):
         model, inputs = load_model.built_model(factory, sizes, options.dtype, options.device)
         if options.fake and is_compiled(model):
             raise ConfigError("fake", "torch.compile does not run on fake tensors: leave out one of the two")
@@ -165,17 +158,6 @@ def _recorded(model: torch.nn.Module, inputs: Any) -> Ledger:
 
 def _weight_bytes(model: torch.nn.Module) -> int:
     return sum(p.numel() * p.element_size() for p in model.parameters())
-
-
-def _gpu(options: argparse.Namespace) -> Gpu | None:
-    """The GPU that fake CUDA tensors stand for, or None if there is a real one or none is asked for."""
-    if options.device != "cuda" or torch.cuda.is_available():
-        return None
-    asked = options.capability or "9.0"
-    if not re.fullmatch(r"[0-9]+\.[0-9]", asked):
-        raise ConfigError("capability", f"must be a compute capability as 9.0 (H100) or 7.5 (T4), got {asked}")
-    major, minor = map(int, asked.split("."))
-    return gpu_of_this_build((major, minor))
 
 
 def _optimizer(name: str, model: torch.nn.Module) -> torch.optim.Optimizer | None:

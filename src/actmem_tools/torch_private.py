@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
 
 #: Name of the autograd node that adds a gradient to a leaf tensor's ``.grad``.
 WEIGHTS_NODE = "torch::autograd::AccumulateGrad"
@@ -23,8 +24,6 @@ def torch_release() -> tuple[int, int]:
 
 def is_fake(tensor: Tensor) -> bool:
     """Return whether this is one of torch's fake tensors, which have a shape and a dtype and no values."""
-    from torch._subclasses.fake_tensor import FakeTensor
-
     return isinstance(tensor, FakeTensor)
 
 
@@ -44,6 +43,4 @@ def plain_tensors() -> AbstractContextManager:
 
 def lacks_values(error: Exception) -> bool:
     """Return whether an exception was raised because an operation needs values and a fake tensor has none."""
-    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
-
     return isinstance(error, (DataDependentOutputException, DynamicOutputShapeException))

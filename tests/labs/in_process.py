@@ -11,6 +11,7 @@ from functools import cache, partial
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from actmem_course import launch
@@ -47,6 +48,7 @@ def _on_this_rank(script, arguments):
     place = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
     os.environ.update({name: str(value) for name, value in place.items()})
     sys.argv, printed = [script, *arguments], io.StringIO()
+    torch.manual_seed(1234)  # as ``ranks`` does
     try:
         with contextlib.redirect_stdout(printed), pytest.MonkeyPatch.context() as patch:
             patch.setattr(module, "ranks", lambda args, **options: contextlib.nullcontext(here))

@@ -122,7 +122,6 @@ BAD = {
     f"{HERE}:tiny --html /no/such/folder/x.html": "argument --html: cannot write /no/such/folder/x.html: not in a directory",
     f"{HERE}:compiled --fake": "fake: torch.compile does not run on fake tensors",
     f"{HERE}:tiny --at s=१२": "at: must be sizes as s=200,b=3",
-    f"{HERE}:tiny --capability 9.0": "capability: needs --fake --device cuda",
 }
 
 

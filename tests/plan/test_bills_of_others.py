@@ -59,14 +59,10 @@ BY_DAY = ("bert", "gpt2")
 
 def real_lines(factory, sizes, code):
     """Of a step after ``code``: the lines alive at its peak, and bytes of weights, gradients and moments."""
-
-    def prepare(model):
-        exec(code, {"model": model, "torch": torch})
-
     names = {}
-    run_factory(factory, sizes, "bfloat16", names, prepare)
+    run_factory(factory, sizes, "bfloat16", names, code)
     peak, at_peak = 0, {}
-    for event, live, alive in moments(run_factory(factory, sizes, "bfloat16", prepare=prepare)):
+    for event, live, alive in moments(run_factory(factory, sizes, "bfloat16", code=code)):
         if isinstance(event, Run) and live > peak:
             peak, at_peak = live, dict(alive)
     lines = Counter()
@@ -138,7 +134,7 @@ def test_each_line_is_that_of_a_real_run(solved):
         code = "\n".join(model.code(way, ""))
         with gpu_kernels_on_cpu():
             assert bill == real_lines(factory, sizes, code), again
-            first = run_factory(factory, sizes, "bfloat16", prepare=lambda m: exec(code, {"model": m}), is_first=True)
+            first = run_factory(factory, sizes, "bfloat16", code=code, is_first=True)
         told = replace(model, global_batch_size=sizes["b"]).need(way).peak.bytes
         assert told == max(live for event, live, _ in moments(first) if isinstance(event, Run))
 

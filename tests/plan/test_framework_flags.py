@@ -4,6 +4,7 @@ import ast
 import dataclasses
 
 import pytest
+import torch
 
 from actmem.config import Parallel
 from actmem_tools.plan.framework_flags import settings_lines
@@ -110,6 +111,50 @@ def test_megatrons_connections(layout, exports):
     assert any(flag.startswith("export CUDA_DEVICE_MAX_CONNECTIONS=1") for flag in flags) == exports
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("name", "layout", "recompute"),
+    [
+        ("llama3-405b", Parallel(8, True, 8, 8, data_parallel_size=4, context_parallel_size=2), "full"),
+        ("llama3-405b", Parallel(8, True, 16, data_parallel_size=2), "none"),
+        ("llama3-8b", Parallel(2, True, data_parallel_size=4, zero_stage=2), "none"),
+        ("llama3-8b bf16-gradients", Parallel(2, True, data_parallel_size=4), "none"),
+        ("llama3-8b bf16-states", Parallel(2, True, zero_stage=0), "none"),
+        ("llama3-8b fp8", Parallel(2, True, data_parallel_size=4), "none"),
+        ("llama3-8b", Parallel(data_parallel_size=8, zero_stage=3), "full"),
+        ("175b", Parallel(4, True, 8, 6, data_parallel_size=4), "selective"),
+        ("qwen3-30b-a3b", Parallel(data_parallel_size=16, expert_parallel_size=8), "none"),
+        ("mixtral-8x7b", Parallel(2, True, 2, data_parallel_size=4, expert_parallel_size=8), "full"),
+    ],
+    ids=str,
+)
+def test_megatrons_own_parser_takes_the_flags(name, layout, recompute, monkeypatch):
+    arguments = pytest.importorskip("megatron.training.arguments", exc_type=ImportError)
+    monkeypatch.setattr(arguments, "get_device_arch_version", lambda: 9)  # an H100's
+    n, p = 8 * layout.pipeline_parallel_size, layout.pipeline_parallel_size
+    batch = n * layout.data_parallel_size * layout.micro_batch_size
+    model = model_of(name)
+    lines = settings_lines("Megatron-LM", model, plan(layout, recompute), batch)
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
+    for variable, value in (line.split()[1].split("=") for line in lines if line.startswith("export")):
+        monkeypatch.setenv(variable, value)
+    for variable, size in (("RANK", 0), ("LOCAL_RANK", 0), ("WORLD_SIZE", layout.num_devices)):
+        monkeypatch.setenv(variable, str(size))
+    flags = " ".join(line for line in lines if line.startswith("--")).split()
+    monkeypatch.setattr("sys.argv", ["pretrain", *flags, "--lr", "1e-4", "--train-iters", "1"])
+    found = arguments.validate_args(arguments.parse_args())
+    chunks = found.virtual_pipeline_model_parallel_size or 1
+    sizes = found.tensor_model_parallel_size, found.pipeline_model_parallel_size, chunks, found.data_parallel_size
+    assert sizes == (layout.tensor_parallel_size, p, layout.num_model_chunks, layout.data_parallel_size)
+    assert (found.recompute_granularity or "none") == recompute
+    gradients = found.megatron_fsdp_main_grads_dtype if layout.zero_stage > 1 else found.main_grads_dtype
+    assert found.accumulate_allreduce_grads_in_fp32 == (gradients is torch.float32)
+    main = torch.float32 if model.precision in ("mixed", "fp8") else torch.int16
+    assert (found.fp8 == "hybrid", found.fp8_recipe == "tensorwise") == (model.precision == "fp8",) * 2
+    states = torch.bfloat16, gradients, main, found.exp_avg_dtype, found.exp_avg_sq_dtype
+    assert [dtype.itemsize for dtype in states] == [state.bytes_per_parameter for state in model.states]
+
+
 def test_flags_recompute_what_is_billed():
     model = planned_model_of("llama3-70b")
     for recompute, said in (("full", True), ("none", False)):
@@ -132,7 +177,8 @@ LACKING = {
     "Hugging Face, context": ("llama3-8b", plan(Parallel(context_parallel_size=2)), "go with FSDP only"),
     "Megatron-LM, bf16": ("llama3-8b bf16", plan(LAYOUT), "lower halves of float32 weights"),
     "Megatron-LM, bf16-states": ("llama3-8b bf16-states", plan(LAYOUT), "ZeRO-1 only"),
-    "torchtitan, bf16-states": ("llama3-8b bf16-states", plan(LAYOUT), "training.dtype"),
+    "torchtitan, bf16-states": ("llama3-8b bf16-states", plan(LAYOUT), "keeps something else"),
+    "Hugging Face, fp8": ("llama3-8b fp8", plan(LAYOUT), "its fp8 with ZeRO-3, if it has one, keeps something else"),
     "Hugging Face, bf16": ("llama3-8b bf16", plan(Parallel(data_parallel_size=2, zero_stage=1)), "bf16 with ZeRO-1"),
 }  # fmt: skip
 

@@ -49,11 +49,8 @@ def peak(factory, sizes, layers, code, is_first=True):
 
     is_first: of the step; else beside gradients too, those of an earlier one.
     """
-
-    def prepare(model):
-        exec(textwrap.dedent(code), {"model": model, "torch": torch})
-
-    events = run_factory(factory, {**sizes, "l": layers}, "bfloat16", prepare=prepare, is_first=is_first)
+    code = textwrap.dedent(code)
+    events = run_factory(factory, {**sizes, "l": layers}, "bfloat16", code=code, is_first=is_first)
     return max(live for event, live, _ in moments(events) if isinstance(event, Run))
 
 
@@ -307,11 +304,8 @@ WITH_OWN_WEIGHTS: dict[str, dict] = {
 }
 
 
-REFUSED = [pytest.mark.nightly, pytest.mark.xfail(strict=True, reason="since RMSNorm is a GPU's: blocks aren't alike")]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["nomic_bert", pytest.param("gemma3n_text", marks=REFUSED)])
+@pytest.mark.parametrize("kind", ["nomic_bert", at_night("gemma3n_text")])
 def test_weights_in_the_bill_are_the_bytes_of_the_real_model(kind, capsys, tmp_path):
     transformers = pytest.importorskip("transformers")
     given = {"model_type": kind, **SMALL, **WITH_OWN_WEIGHTS[kind]}
@@ -447,7 +441,7 @@ def test_bad_values_are_refused_before_anything_runs(options, says, monkeypatch,
 
 def test_a_model_with_a_vector_for_each_position_has_a_longest_sequence(monkeypatch):
     pytest.importorskip("transformers")
-    nothing = {"": BlockModel(lambda again, whole: pytest.fail("a tape is read"), "", (), 2)}
+    nothing = {"": BlockModel(lambda again, whole, is_one: pytest.fail("a tape is read"), "", (), 2)}
     monkeypatch.setattr(model_tape, "solved_blocks", lambda *others, **more: nothing)
     gpt2 = {"model_type": "gpt2", "n_embd": 16, "n_head": 2, "n_layer": 2, "n_positions": 300}
     longest = {}

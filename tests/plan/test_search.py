@@ -14,7 +14,6 @@ from actmem.rows import by_term
 from actmem_course.others.paper import A100_BYTES, TABLE5
 from actmem_tools.measured_parts import run_part
 from actmem_tools.plan.frameworks import some_framework_runs
-from actmem_tools.plan.optimizers import PRECISIONS
 from actmem_tools.plan.plan_report import fixed_sizes_text, plan_text
 from actmem_tools.plan.planned_models import PLANNED_MODELS, PlannedGPT, planned_model_of
 from actmem_tools.plan.search import (
@@ -129,7 +128,7 @@ def test_other_optimizers_keep_other_states():
 
 
 def test_a_precision_keeps_what_a_run_keeps():
-    """Of bf16, by a run."""
+    """Of bf16 by a run; of Megatron-LM's by its own parser's dtypes (test_framework_flags)."""
     model = PlannedGPT("tiny", TINY)
     gpt = GPT(TINY, dtype=torch.bfloat16)
     optimizer = torch.optim.AdamW(gpt.parameters())
@@ -139,10 +138,31 @@ def test_a_precision_keeps_what_a_run_keeps():
     held = [sum(p.nbytes for p in gpt.parameters()), sum(p.grad.nbytes for p in gpt.parameters()), moments]
     bills = {
         name: [*rank_bill(model.with_optimizer("adamw", name), Parallel(), "none", 1, 0).by_part().values()][:3]
-        for name in PRECISIONS
+        for name in ("mixed", "bf16-gradients", "bf16-states", "bf16")
     }
     assert bills["bf16"] == held
     assert [2 * sum(parts) / held[0] for parts in bills.values()] == [18, 14, 10, 8]  # bytes of each weight
+
+
+def test_fp8s_lines_are_its_rule_worked_out_by_hand():
+    """A layer of Llama 3 8B on one of two ranks: 8,192 tokens, h = 4,096, f = 14,336, 1,024 elements of keys."""
+
+    def bill(precision, recompute):
+        model = planned_model_of("llama3-8b").with_sizes(num_layers=1).with_optimizer("adamw", precision)
+        parts = rank_bill(model, Parallel(2, True), recompute, 1, 0).parts
+        return by_term(row for rows in parts.values() for row in rows)
+
+    copies = {
+        "FP8 copies of weights: by rule, not run": 218_103_808,  # 2 · (2 · 4,096 · 5,120 + 3 · 4,096 · 14,336) / 2
+        "FP8 copies, at most: by rule, not run": 293_601_280,  # 5 · 8,192 · 14,336 / 2
+    }
+    assert bill("fp8", "full") == {**bill("mixed", "full"), **copies}
+    inputs = {"QKV projection": 16_777_216, "gate and up": 16_777_216, "down": 58_720_256}  # 8,192 · h / 2, and of f
+    in_16_bits = {f"{linear} input": 2 * size for linear, size in inputs.items()}
+    in_fp8 = {f"{linear} input, FP8: by rule, not run": size for linear, size in inputs.items()}
+    unchanged = dict(bill("mixed", "none").items() - in_16_bits.items())
+    assert bill("mixed", "none") == {**unchanged, **in_16_bits}
+    assert bill("fp8", "none") == {**unchanged, **in_fp8, **copies}
 
 
 @pytest.mark.parametrize(

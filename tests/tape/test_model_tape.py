@@ -268,11 +268,7 @@ def test_a_letter_can_be_alone_and_1():
 
 def real(factory, sizes, blocks, again, path, part):
     """Kept and peak bytes of forward and backward, FLOPs and bytes moved, of a real run."""
-
-    def prepare(model):
-        exec(recompute_code(path, again, part), {"model": model})
-
-    events = run_factory(factory, {**sizes, "l": blocks}, prepare=prepare)
+    events = run_factory(factory, {**sizes, "l": blocks}, code=recompute_code(path, again, part))
     kept = next(live for event, live, _ in moments(events) if isinstance(event, Mark) and event.name == BACKWARD)
     peak = max(live for event, live, _ in moments(events) if isinstance(event, Run))
     reading = read_events(events)
@@ -431,11 +427,12 @@ def test_what_a_kernel_wants_is_found_and_what_no_size_mends_is_told():
         solved_target(f"{MODELS}:never_stack", at, "", "bfloat16", [""])
 
 
-def test_three_monomials_take_a_run_more_than_those_of_two():
+@pytest.mark.parametrize("chunk", [8, 256])
+def test_three_monomials_take_a_run_more_than_those_of_two(chunk):
     """Four runs of (s/8 + 1)² are as well those of 27/16·s·b − 169/10·b² − 337/5."""
-    runs = Runs(("s", "b"), {"s": (8, ())}, number=4, at={"s": 64, "b": 2})
-    tape = solve(lambda sizes: [Make(0, (sizes["s"] // 8 + 1) ** 2, "x")], runs, known=[])
-    assert tape.events({"s": 72, "b": 5}) == [Make(0, 100, "x")]
+    runs = Runs(("s", "b"), {"s": (chunk, ())}, number=4, at={"s": 8 * chunk, "b": 2})
+    tape = solve(lambda sizes: [Make(0, (sizes["s"] // chunk + 1) ** 2, "x")], runs, known=[])
+    assert tape.events({"s": 9 * chunk, "b": 5}) == [Make(0, 100, "x")]
 
 
 def test_one_run_is_enough_of_known_formulas_and_not_of_others():

@@ -1,8 +1,8 @@
 """Activation bytes of one transformer layer: equations 1, 2 and 4, table 2, and what the paper leaves out.
 
-``layer_rows`` names each stored tensor.  Equations 1, 2 and 4, and ``layer_bytes``, which chooses among them, don't use
-the rows, so that each checks the other.  Only for terms dropped one by one (*elementwise*, or a set) does
-``layer_bytes`` sum rows.
+``layer_rows`` lists each saved tensor by name.  ``layer_bytes`` computes the total from equations 1, 2 and 4, without
+these rows, so that the two check each other.  The equations don't cover tensors dropped one by one (*elementwise*, or a
+set of names); for these ``layer_bytes`` sums the rows.
 ``layer_extra_rows`` lists what a real layer saves and the paper does not count, each row with its reason.  Every value
 is an exact integer.
 
@@ -26,13 +26,13 @@ def layer_rows(
     """List the tensors that one layer saves for backward on one rank, one row each.
 
     Args:
-        recompute: a mode's name, a set of terms to drop, or an action for each term.
+        recompute: a mode's name, a set of tensors' names to drop, or a dict from names to actions such as "offload".
         element_size: bytes of an activation element.
 
     Returns: up to 15 rows in the order of the forward pass; 12 under selective, 7 under elementwise and 1 under full
-        recomputation, which saves only the layer's input. Offloaded terms are left out; ``rows.on_host`` has them.
-    Raises: ConfigError if t does not divide a, or under sequence parallelism s; and on a set of terms that ``recipes``
-        can't rebuild.
+        recomputation, which saves only the layer's input. Offloaded tensors are left out; ``rows.on_host`` lists them.
+    Raises: ConfigError if t does not divide a, or under sequence parallelism s; and if a named tensor can't be
+        recomputed.
     Source: 2205.05198 sections 4.1, 4.2 and 5.
     """
     check_layer(shape, parallel)
@@ -68,7 +68,7 @@ def layer_rows(
 
 
 def eq1(shape: ModelShape, element_size: int = 2) -> int:
-    """Predict the bytes of one layer without parallelism: sbh(34 + 5as/h) in 16 bits.
+    """Predict the activation bytes of one layer without parallelism: sbh(34 + 5as/h) in 16 bits.
 
     Source: 2205.05198 eq. 1.
     """
@@ -79,8 +79,9 @@ def eq1(shape: ModelShape, element_size: int = 2) -> int:
 
 
 def eq2(shape: ModelShape, tensor_parallel_size: int, element_size: int = 2) -> int:
-    """Predict the bytes of one layer on one of t tensor-parallel ranks: sbh(10 + 24/t + 5as/(ht)) in 16 bits.
+    """Predict the activation bytes of one layer on one of t tensor-parallel ranks.
 
+    In 16 bits they are sbh(10 + 24/t + 5as/(ht)).
     Source: 2205.05198 eq. 2.
     """
     check_layer(shape, Parallel(tensor_parallel_size))
@@ -90,7 +91,7 @@ def eq2(shape: ModelShape, tensor_parallel_size: int, element_size: int = 2) -> 
 
 
 def eq4(shape: ModelShape, tensor_parallel_size: int, element_size: int = 2) -> int:
-    """Predict the bytes of one layer on one of t ranks with sequence parallelism: (sbh/t)(34 + 5as/h) in 16 bits.
+    """Predict the activation bytes of one layer on one of t sequence-parallel ranks: (sbh/t)(34 + 5as/h) in 16 bits.
 
     Source: 2205.05198 eq. 4.
     """
@@ -101,10 +102,10 @@ def eq4(shape: ModelShape, tensor_parallel_size: int, element_size: int = 2) -> 
 def layer_bytes(
     shape: ModelShape, parallel: Parallel = Parallel(), recompute: Mode = "none", element_size: int = 2
 ) -> int:
-    """Predict the bytes of one layer on one rank, in every mode of table 2 and for every set of terms.
+    """Predict the bytes that one layer saves on one rank, in any mode of recomputation.
 
-    From equations 1, 2 and 4, except for terms dropped one by one, for which it sums ``layer_rows``. The arguments are
-    those of ``layer_rows``.
+    Equations 1, 2 and 4 give the bytes in the modes of table 2. For tensors dropped one by one it sums ``layer_rows``.
+    The arguments are those of ``layer_rows``.
     """
     check_layer(shape, parallel)
     region = Recompute.of(recompute).region
@@ -119,11 +120,11 @@ def layer_bytes(
 
 
 def gathered_input_bytes(shape: ModelShape, tensor_parallel_size: int, element_size: int = 2) -> int:
-    """Predict what the plain form of sequence parallelism saves beyond eq. 4: 4sbh(1 − 1/t) in 16 bits.
+    """Predict the bytes that the plain form of sequence parallelism saves beyond eq. 4: 4sbh(1 − 1/t) in 16 bits.
 
-    In the plain form an all-gather is followed by an ordinary linear, so every rank saves the gathered input of both
-    column-parallel linears, and 34/t becomes 30/t + 4. 2205.05198 section 4.2.2 saves the shard instead and gathers it
-    again in backward.
+    In the plain form an ordinary linear follows an all-gather, so every rank saves the gathered input of both
+    column-parallel linears, and eq. 4's 34/t becomes 30/t + 4. 2205.05198 section 4.2.2 saves the shard instead and
+    gathers it again in backward.
     """
     check_layer(shape, Parallel(tensor_parallel_size, sequence_parallel=True))
     _, b, h, s = shape.letters()
@@ -132,7 +133,10 @@ def gathered_input_bytes(shape: ModelShape, tensor_parallel_size: int, element_s
 
 
 def crossover_seq_length(hidden_size: int, num_attention_heads: int) -> float:
-    """Return the s, in tokens, from which 5as²b is more than 34sbh: 34h/(5a), in 16 bits."""
+    """Return the s, in tokens, above which the attention scores save more than the rest of the layer: 34h/(5a).
+
+    In 16 bits the scores save 5as²b bytes and the rest 34sbh.
+    """
     check_sizes(hidden_size=hidden_size, num_attention_heads=num_attention_heads)
     return 34 * hidden_size / (5 * num_attention_heads)
 
@@ -153,17 +157,18 @@ def layer_extra_rows(
     element_size: int = 2,
     device_type: str = "cpu",
 ) -> list[Row]:
-    """List what torch keeps for one layer on one rank beyond ``layer_rows``.
+    """List the tensors that a real layer saves on one rank and the paper does not count.
 
     Args:
         recompute: as for ``layer_rows``.
         element_size: bytes of an activation element.
         device_type: "cpu" or "cuda".
 
-    Returns: rows with their reasons in ``extra``. Layer-norm statistics (on a CPU in the activations' dtype, on CUDA in
-        float32). The causal mask (1 byte an element) if backward computes the softmax again. Random-number states: one
-        for a recomputed core attention, two for a recomputed layer, which has two dropout generators. A dropout mask
-        that is recomputed on its own needs no state: its recipe holds the seed.
+    Returns: rows, each with its reason in ``extra``:
+        the layer-norm statistics, on a CPU in the activations' dtype, on CUDA in float32;
+        the causal mask, 1 byte an element, if backward recomputes the softmax;
+        random-number states: one if the core attention is recomputed as a region, two if the whole layer is, which has
+        two dropout generators. A dropout mask recomputed on its own needs no state: its recipe holds the seed.
     Raises: ConfigError if t ranks can't share the layer, and on another device type.
     """
     check_layer(shape, parallel)
@@ -193,7 +198,7 @@ class Configuration:
     """One row of 2205.05198 table 2.
 
     Attributes:
-        name: as labs write it in JSON.
+        name: the row's name in the labs' JSON files.
         tensor_parallel: False for the row without any parallelism.
         sequence_parallel: whether the t ranks also split the sequence.
         recompute: a mode's name.
@@ -232,6 +237,6 @@ ELEMENTWISE = Configuration("tensor+sequence+elementwise", True, True, "elementw
 def closed_form(
     configuration: Configuration, shape: ModelShape, tensor_parallel_size: int, element_size: int = 2
 ) -> int:
-    """Predict the bytes of one layer on one rank by the row's own formula, not by a sum over tensors."""
+    """Predict the bytes of one layer on one rank by the formula of a row of table 2, not by a sum over tensors."""
     parallel = configuration.parallel(tensor_parallel_size)
     return layer_bytes(shape, parallel, configuration.recompute, element_size)

@@ -5,15 +5,15 @@ One layer, forward and backward, in units of (t − 1)/t · 2sbh bytes sent by e
                           tensor parallel     tensor + sequence parallel
     forward               2 all-reduces   4   2 all-gathers + 2 reduce-scatters   4
     backward              2 all-reduces   4   2 all-gathers + 2 reduce-scatters   4
-    gathered again                        0   2 all-gathers                       2
+    backward, inputs                      0   2 all-gathers                       2
     sum                                   8                                      10
 
 A ring all-reduce is a reduce-scatter followed by an all-gather, so "the same bytes" (2205.05198
-section 4.2.2) holds for the first two lines.  The third line breaks it: each rank keeps only its
-shard of the inputs of the two column-parallel matmuls, so backward gathers them again, 10 to 8.  The
-plain form keeps the gathered inputs: it sends 8, and pays in memory (``gathered_input_bytes``).
-Recomputation repeats forward's collectives in both columns: 4 for ``paper-full``; for ``full``,
-which ends before the layer's last collective, 2 and 3.
+section 4.2.2) holds for the first two lines.  It doesn't hold with the third line: each rank saves only its
+shard of the inputs of the two column-parallel matmuls, so backward gathers these inputs again, and the sum is 10
+instead of 8.  The plain form saves the gathered inputs: it sends 8, and needs more memory (``gathered_input_bytes``).
+Recomputation repeats collectives of the forward pass.  ``paper-full`` repeats all of them, 4 units in both columns.
+``full`` stops before the layer's last collective: 2 units without and 3 with sequence parallelism.
 """
 
 import math
@@ -42,7 +42,8 @@ class PredictedCollective:
         payload_bytes: bytes of one collective's whole tensor, all ranks' shards together. Of an all-to-all: what one
             rank has for all ranks, itself too, the same amount for each.
         count: how many there are.
-        place: ``INPUT``, ``OUTPUT`` or ``INPUT_AGAIN`` in the paper's layer; later layers have more places.
+        place: where in the layer. ``INPUT``: at the input of attention or MLP. ``OUTPUT``: at its output.
+            ``INPUT_AGAIN``: where backward gathers the input a second time. Layers since the paper have more places.
     """
 
     kind: str
@@ -62,8 +63,8 @@ class PredictedCollective:
     def wire_bytes(self) -> int:
         """Bytes that one rank sends for all ``count`` collectives.
 
-        For an all-reduce 2(t − 1)/t of the payload, for an all-gather, a reduce-scatter or an all-to-all (t − 1)/t of
-        it, for a send all of it. A payload that t does not divide is rounded up to t equal shares.
+        With t ranks an all-reduce sends 2(t − 1)/t of the payload; an all-gather, a reduce-scatter or an all-to-all
+        (t − 1)/t; a send all of it. A payload that t does not divide is rounded up to t equal shares.
         """
         if self.kind == "send":
             return self.count * self.payload_bytes
@@ -91,12 +92,13 @@ def layer_collectives(
     element_size: int = 2,
     keep_gathered_input: bool = False,
 ) -> list[PredictedCollective]:
-    """List the collectives of one microbatch in one layer on one tensor-parallel rank.
+    """List the collectives that one tensor-parallel rank runs in one layer for one microbatch.
 
     Args:
-        recompute: a mode, which says what backward computes again.
+        recompute: a mode of recomputation, or its name.
         element_size: bytes of an activation element.
-        keep_gathered_input: the plain form of sequence parallelism, which doesn't gather again in backward.
+        keep_gathered_input: True for the plain form of sequence parallelism, which saves the gathered inputs and so
+            doesn't gather them again in backward.
 
     Returns: one entry for each kind, phase and place; none for t = 1.
     Raises: ConfigError if t ranks can't share the layer.

@@ -1,8 +1,9 @@
 """Activation bytes with pipeline parallelism: equations 5 and 6, the interleave factor, section 4.3.
 
-First the closed forms, then the same totals as rows: what one rank saves of its layers and of the model's embedding
-and loss, for all microbatches in flight together, at the rank's peak.  ``actmem.formulas.schedule`` counts a real
-order of actions; each of the three checks the others.  Every byte count is an exact integer.
+A microbatch is in flight on a rank between its forward and its backward pass there.  First come the closed forms, then
+the same totals as rows: what one rank saves for its layers, the embedding and the loss at its peak, for all
+microbatches in flight.  ``actmem.formulas.schedule`` counts a third time, from the order in which a schedule runs its
+passes.  Each of the three checks the others.  Every byte count is an exact integer.
 """
 
 from dataclasses import replace
@@ -31,7 +32,7 @@ OUTPUT_REASON = "a copy of what the next stage already has; appendix B frees it 
 
 
 def eq5(shape: ModelShape, tensor_parallel_size: int) -> int:
-    """Predict the bytes of the first stage's layers: (sbhL/t)(34 + 5as/h) in 16 bits, whatever p is.
+    """Predict the activation bytes of the first stage's layers: (sbhL/t)(34 + 5as/h) in 16 bits, whatever p is.
 
     Stage 0 holds p microbatches of L/p layers each.
     Source: 2205.05198 eq. 5.
@@ -40,7 +41,7 @@ def eq5(shape: ModelShape, tensor_parallel_size: int) -> int:
 
 
 def eq6(shape: ModelShape, tensor_parallel_size: int) -> int:
-    """Predict the bytes of the first stage's layers with selective recomputation: 34sbhL/t in 16 bits.
+    """Predict the activation bytes of the first stage's layers with selective recomputation: 34sbhL/t in 16 bits.
 
     Source: 2205.05198 eq. 6.
     """
@@ -48,7 +49,7 @@ def eq6(shape: ModelShape, tensor_parallel_size: int) -> int:
 
 
 def selective_saves(shape: ModelShape) -> Fraction:
-    """Return the share of a layer's bytes that selective recomputation drops: 5as/h of 34 + 5as/h, in 16 bits.
+    """Return the share of a layer's bytes that selective recomputation saves: (5as/h)/(34 + 5as/h), in 16 bits.
 
     Source: 2205.05198 section 5.
     """
@@ -67,7 +68,7 @@ def interleave_factor(pipeline_parallel_size: int, num_model_chunks: int) -> Fra
 
 
 def layers_per_chunk(shape: ModelShape, parallel: Parallel) -> int:
-    """Return L/(pm); raise ConfigError if p·m does not divide L."""
+    """Return the number of layers in one model chunk, L/(pm); raise ConfigError if p·m does not divide L."""
     p, m = parallel.pipeline_parallel_size, parallel.num_model_chunks
     name = "pipeline_parallel_size" if m == 1 else "pipeline_parallel_size · num_model_chunks"
     return check_divides("num_layers", shape.num_layers, name, p * m)
@@ -79,15 +80,16 @@ def in_flight(
     num_microbatches: int | None = None,
     microbatches_per_round: int | None = None,
 ) -> int:
-    """Return the most chunk-microbatches that a rank holds at once, those between their forward and their backward.
+    """Return the most microbatches that a rank holds at once between their forward and their backward pass.
 
-    1F1B: min(p − r, n). Interleaved: min((m − 1)g + 2(p − 1 − r) + 1, nm), which is pm + p − 1 on rank 0 for g = p.
+    A microbatch counts once for each of the rank's chunks in which it is in flight (a chunk-microbatch). 1F1B:
+    min(p − r, n). Interleaved: min((m − 1)g + 2(p − 1 − r) + 1, nm), which is pm + p − 1 on rank 0 for g = p.
 
     Args:
         pipeline_rank: r.
-        num_microbatches: n; None: enough to fill the pipeline.
-        microbatches_per_round: g; None: p, as in Megatron. torch's may differ
-            (``schedule.torch_microbatches_per_round``).
+        num_microbatches: n, of one step; None: enough to fill the pipeline.
+        microbatches_per_round: g, how many go through one chunk before the rank turns to its next chunk. None: p, as
+            in Megatron; torch's g is ``schedule.torch_microbatches_per_round``.
     """
     p, m = parallel.pipeline_parallel_size, parallel.num_model_chunks
     check_size("pipeline_rank", pipeline_rank, p - 1, least=0)
@@ -101,10 +103,10 @@ def in_flight(
 def embeddings_in_flight(
     parallel: Parallel, num_microbatches: int | None = None, microbatches_per_round: int | None = None
 ) -> int:
-    """Return how many microbatches rank 0 holds at its peak in the first chunk, which has the embedding.
+    """Return for how many microbatches rank 0 holds the embedding's activations at its peak.
 
     1F1B: min(p, n), the p of section 4.3. Interleaved: min(2g, n), because a second round of forwards enters the first
-    chunk before any backward reaches it. n and g are as for ``in_flight``.
+    chunk, which has the embedding, before any backward reaches it. n and g are as for ``in_flight``.
     """
     if parallel.num_model_chunks == 1:
         return in_flight(parallel, 0, num_microbatches)
@@ -127,7 +129,7 @@ def section43_extras(shape: ModelShape, tensor_parallel_size: int, pipeline_para
 
 
 def bubble_fraction(parallel: Parallel, num_microbatches: int) -> Fraction:
-    """Return the idle time divided by the working time: (p − 1)/(nm). Sending is taken to need no time.
+    """Return a rank's idle time in one step divided by its working time: (p − 1)/(nm), if sends take no time.
 
     Source: 2104.04473.
     """
@@ -162,9 +164,9 @@ def stage_rows(
         microbatches_per_round: g, as for ``in_flight``.
 
     Returns: rows. ``rows.paper_rows`` picks those that the paper counts. The others are the layers' extra rows, the
-        token ids and target ids that embedding and loss save, and the final layer norm's statistics. None is the causal
-        mask: all layers share one, made with the model, so it is no activation. The last rank has the logits of one
-        microbatch, because the last stage runs each backward immediately.
+        token ids and target ids that embedding and loss save, and the final layer norm's statistics. The causal mask is
+        not listed: the model makes one for all layers and steps, so it is no activation. The last rank has the logits
+        of one microbatch, because the last stage runs each backward immediately.
     Raises: ConfigError if p·m does not divide L, t does not divide v, or p does not divide n in an interleaved
         schedule.
     Source: 2205.05198 sections 4.2.3 and 4.3.
@@ -187,8 +189,12 @@ def stage_rows(
 
 
 def embedding_rows(shape: ModelShape, parallel: Parallel, num_microbatches: int = 1) -> list[Row]:
-    """List what the embedding saves of its microbatches: for each its dropout mask, sbh/t bytes, and the token ids.
+    """List what the embedding saves for backward: for each microbatch a dropout mask and the token ids.
 
+    Args:
+        num_microbatches: how many are in flight.
+
+    Returns: a row for all masks, sbh bytes each (sbh/t under sequence parallelism), and one for all ids, 4sb each.
     Source: 2205.05198 section 4.3.
     """
     check_stage(shape, parallel)
@@ -201,7 +207,7 @@ def embedding_rows(shape: ModelShape, parallel: Parallel, num_microbatches: int 
 
 
 def output_rows(shape: ModelShape, parallel: Parallel, element_size: int = 2, device_type: str = "cpu") -> list[Row]:
-    """List what the final layer norm, the output layer and the loss save of one microbatch.
+    """List what the final layer norm, the output layer and the loss save for backward of one microbatch.
 
     Source: 2205.05198 section 4.3.
     """
@@ -226,11 +232,11 @@ def stage_output_rows(
     num_microbatches: int | None = None,
     element_size: int = 2,
 ) -> list[Row]:
-    """List the outputs of this rank's chunks, which stay until their backward unless they are freed.
+    """List the outputs that a rank has sent to the next stage and still holds, if the runtime doesn't free them.
 
-    Returns: one row, or none. In 16 bits it has 2sbh/t bytes for each chunk-microbatch in flight, or 2sbh without
-        sequence parallelism. The last chunk of the model adds none: its output isn't sent.
-    Source: 2205.05198 appendix B, whose 2sbhr is not divided by t.
+    Returns: one row, or none. In 16 bits it has 2sbh bytes, or 2sbh/t under sequence parallelism, for each microbatch
+        in flight in each chunk. The last chunk of the model adds none: its output isn't sent.
+    Source: 2205.05198 appendix B, which prints 2sbhr without the division by t.
     """
     check_layer(shape, parallel)
     count = in_flight(parallel, pipeline_rank, num_microbatches)
@@ -252,14 +258,14 @@ def capacity(
     num_microbatches: int | None = None,
     recompute: Recompute | str = "selective",
 ) -> int:
-    """Return how many chunk-microbatches of a rank can save everything within a budget; the others are recomputed.
+    """Return how many of a rank's microbatches in flight can save everything, if the others are recomputed.
 
     Args:
-        budget_bytes: bytes for what ``stage_rows`` lists of the paper's: layers and, on the first and last rank,
-            embedding and loss.
-        recompute: how the others are recomputed.
+        budget_bytes: bytes for all activations that the paper counts: the rank's layers and, on the first and last
+            rank, the embedding and the loss.
+        recompute: the mode in which the other microbatches are recomputed.
 
-    Returns: from 0 to the number in flight (with one chunk, min(p − r, n)).
+    Returns: from 0 to ``in_flight``, which counts a microbatch once for each chunk.
     Raises: ConfigError if the microbatches don't fit even when all are recomputed.
     Source: 2205.05198 appendix C.
     """
@@ -285,12 +291,12 @@ def bytes_by_rank(
     element_size: int = 2,
     free_outputs: bool = True,
 ) -> list[int]:
-    """Predict the bytes that the paper counts on each pipeline rank.
+    """Predict for each pipeline rank the activation bytes at its peak, as the paper counts them.
 
     Args:
-        free_outputs: False adds the outputs of the rank's chunks, which the runtime holds (``stage_output_rows``).
+        free_outputs: False adds the outputs that the runtime holds after sending them (``stage_output_rows``).
 
-    Returns: one number for each rank.
+    Returns: one number of bytes for each rank, from the first stage to the last.
     Source: 2205.05198 figure 9.
     """
     totals = []

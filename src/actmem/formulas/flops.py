@@ -4,9 +4,9 @@ Only matmuls count; a multiplication and an addition are one FLOP each.  Attenti
 all s² scores, although the causal mask hides half of them.  ``B`` is the global batch in sequences.
 Exact integers.  FLOPs are those of all ranks together, so parallelism doesn't change them.
 
-``forward_operations`` lists a layer's operations: how much each computes and moves, from which its least time follows.
-Each is counted alone, as eager code runs it: it reads its inputs from the device's memory and writes its outputs there.
-A fused kernel moves less.  Elements have 2 bytes, those of dropout masks 1.
+``forward_operations`` lists a layer's operations with the FLOPs that each computes and the bytes that it moves, which
+bound its time from below.  Each is counted alone, as eager code runs it: it reads its inputs from the device's memory
+and writes its outputs there.  A fused kernel moves fewer bytes.  Elements have 2 bytes, those of dropout masks 1.
 """
 
 from dataclasses import dataclass
@@ -49,8 +49,8 @@ def forward_matmuls(shape: ModelShape, global_batch_size: int) -> dict[str, int]
 def hardware_flops(shape: ModelShape, global_batch_size: int, recompute: Recompute | str = "none") -> int:
     """Return the FLOPs that the devices run in one iteration: forward, twice as many in backward, and recomputation.
 
-    Backward does not read the output of a region's last matmul, so the modes that stop early leave that matmul out; the
-    text of the paper counts it.
+    Backward does not read the output of a recomputed region's last matmul. So a mode that stops early doesn't run that
+    matmul again; the text of the paper counts it.
     Source: 2205.05198 section 5.
     """
     recomputed = PAPER_LAYER.recomputed_matmuls(recompute)
@@ -69,8 +69,8 @@ def eq7(shape: ModelShape, global_batch_size: int) -> int:
 def eq8(shape: ModelShape, global_batch_size: int) -> int:
     """Return the hardware FLOPs of one iteration with selective recomputation, as printed: 72BLsh²(1 + s/3h + v/12hL).
 
-    It adds 12BLs²h to equation 7, three forward passes of the core attention, where the text names one (see
-    ``text_selective``).
+    It is equation 7 + 12BLs²h, three more forward passes of the core attention. The paper's text speaks of one more
+    pass, 4BLs²h: see ``text_selective``.
     Source: 2205.05198 eq. 8.
     """
     B, L, s, h, v = _letters(shape, global_batch_size)
@@ -98,12 +98,13 @@ def layer_overhead(shape: ModelShape, recompute: Recompute | str) -> Fraction:
 
 
 def utilisation(flops: int, seconds: float, num_devices: int, peak_flops_per_second: float) -> float:
-    """Return the share of the devices' peak rate that was reached, from 0 to 1.
+    """Return the share of the devices' peak rate that a run reached, from 0 to 1: MFU or HFU.
 
     Args:
-        flops: with equation 7's FLOPs the result is the model FLOPs utilisation (MFU), with those that the devices ran
-            the hardware FLOPs utilisation (HFU).
-        seconds: how long the devices took.
+        flops: of all devices together. Those of ``eq7`` give the model FLOPs utilisation (MFU), those of
+            ``hardware_flops`` the hardware FLOPs utilisation (HFU).
+        seconds: how long the devices took for these FLOPs.
+        peak_flops_per_second: of one device.
 
     Source: 2205.05198 section 6.3.
     """
@@ -128,11 +129,11 @@ A100_BYTES_PER_SECOND = 2_039 * 10**9
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation on one rank.
+    """One operation of a layer's forward pass on one rank: its work and its memory traffic.
 
     Attributes:
-        flops: what it computes.
-        bytes: what it reads and writes in the device's memory.
+        flops: how many FLOPs it computes.
+        bytes: how many bytes it reads from and writes to the device's memory.
         matmul: whether it is a matmul.
         core: whether it is inside the core attention.
     """
@@ -145,15 +146,17 @@ class Operation:
 
     @property
     def intensity(self) -> Fraction:
-        """FLOPs for each byte moved."""
+        """Arithmetic intensity: FLOPs for each byte moved."""
         return Fraction(self.flops, self.bytes)
 
     def least_seconds(self, flops_per_second: int, bytes_per_second: int) -> Fraction:
-        """Return the least time for it: the longer of computing at the peak rate and of moving at full bandwidth."""
+        """Return the seconds that the operation takes at least: its FLOPs at the peak rate or its bytes at full
+        bandwidth, whichever takes longer.
+        """
         return max(Fraction(self.flops, flops_per_second), Fraction(self.bytes, bytes_per_second))
 
     def bound_by_memory(self, flops_per_second: int, bytes_per_second: int) -> bool:
-        """Return whether moving takes longer than computing."""
+        """Return whether moving the operation's bytes takes longer than computing its FLOPs."""
         return Fraction(self.bytes, bytes_per_second) > Fraction(self.flops, flops_per_second)
 
 
@@ -196,5 +199,5 @@ def forward_operations(shape: ModelShape, parallel: Parallel = Parallel()) -> li
 
 
 def least_seconds(operations: list[Operation], flops_per_second: int, bytes_per_second: int) -> Fraction:
-    """Return the least time for all these operations, one after the other."""
+    """Return the seconds that these operations take at least, one after the other."""
     return sum((o.least_seconds(flops_per_second, bytes_per_second) for o in operations), Fraction(0))

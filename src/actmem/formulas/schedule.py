@@ -1,8 +1,8 @@
 """Pipeline schedules as plain lists of actions, 1F1B and interleaved 1F1B, and when each action runs.
 
 A schedule is one list of actions for each pipeline rank, in the order in which the rank runs
-them.  Everything else follows from these lists: how much is in flight (below), whether the schedule
-can run at all and when each action runs (``timeline``).  Chunk c of rank r is stage c·p + r of
+them.  Everything else follows from these lists: how many microbatches are in flight (``held``), whether the schedule
+can run at all, and when each action runs (``timeline``).  Chunk c of rank r is stage c·p + r of
 the model; with one chunk, rank and stage are the same.  Source: 2205.05198 section 4.2.3.
 """
 
@@ -36,7 +36,7 @@ Schedule = list[list[Action]]
 def one_forward_one_backward(pipeline_parallel_size: int, num_microbatches: int) -> Schedule:
     """Make the 1F1B schedule: rank r runs p − r − 1 forwards first, then alternates one forward and one backward.
 
-    If a rank has fewer microbatches than that, all its forwards come first.
+    With fewer microbatches than p − r − 1, rank r runs all its forwards first.
     Source: 2205.05198 section 4.2.3.
     """
     p, n = pipeline_parallel_size, num_microbatches
@@ -64,8 +64,8 @@ def interleaved(
 
     Args:
         microbatches_per_round: g; None: p.
-        short_warmup: run only (p − r − 1) + (m − 1)g forwards first, which takes as long if sends take no time, and
-            holds fewer microbatches.
+        short_warmup: run only (p − r − 1) + (m − 1)g forwards first. A rank then holds fewer microbatches, and the step
+            takes as long if sends take no time.
 
     Raises: ConfigError if g does not divide num_microbatches.
     Source: 2205.05198 section 4.2.3, and 2104.04473 for the order.
@@ -114,7 +114,11 @@ def torch_microbatches_per_round(pipeline_parallel_size: int, num_microbatches: 
 
 
 def check_schedule_length(passes: int) -> None:
-    """Raise ConfigError if a schedule would list more than LARGEST_SCHEDULE forward passes."""
+    """Raise ConfigError if a schedule would have more than LARGEST_SCHEDULE forward passes.
+
+    Args:
+        passes: the schedule's forward passes, on all ranks together.
+    """
     if passes > LARGEST_SCHEDULE:
         raise ConfigError(
             "num_microbatches", f"the schedule would list {passes:,} forward passes, at most {LARGEST_SCHEDULE:,}"
@@ -129,25 +133,28 @@ def _in_turn(forwards: list[Action], backwards: list[Action], warmup: int) -> li
 
 
 def held(actions: list[Action], weight: Callable[[Action], int] = lambda action: 1) -> list[int]:
-    """Return what one rank holds after each of its actions.
+    """Return how much one rank holds after each of its actions.
 
     Args:
-        weight: what a forward adds and its backward removes. With the default, 1, the result is the number of
-            microbatches in flight, all chunks together.
+        actions: the rank's actions, in order.
+        weight: how much a forward adds and its backward removes, such as bytes. With the default, 1, the result is the
+            number of microbatches in flight, all chunks together.
+
+    Returns: one number for each action.
     """
     return list(accumulate(weight(action) if action.kind == "F" else -weight(action) for action in actions))
 
 
 def peak_in_flight(ranks: Schedule) -> list[int]:
-    """Return for each rank the most chunk-microbatches that it holds at once."""
+    """Return for each rank the most microbatches in flight at once, counted once for each chunk that holds them."""
     return [max(held(actions), default=0) for actions in ranks]
 
 
 def moving_window(actions: Iterable[Action], capacity: int) -> list[tuple[int, int]]:
     """Choose the (chunk, microbatch) pairs of one rank that save everything, as appendix C does.
 
-    Each forward takes a place if fewer than ``capacity`` places are taken, and its backward frees the place for the
-    next microbatch. So the choice moves like a window.
+    A pair saves everything if fewer than ``capacity`` such pairs are in flight when its forward runs; its backward
+    makes room for a later pair. So the choice moves like a window. All other pairs are recomputed.
 
     Args:
         actions: the rank's actions, in the order in which a schedule of any kind runs them.
@@ -173,6 +180,7 @@ def recomputed_share(capacity: int, in_flight: int, num_microbatches: int) -> Fr
     Args:
         capacity: how many microbatches can save everything at once.
         in_flight: how many the rank holds at once.
+        num_microbatches: of one iteration.
     """
     check_sizes(in_flight=in_flight, num_microbatches=num_microbatches)
     check_size("capacity", capacity, least=0)

@@ -1,4 +1,4 @@
-"""Parameters, gradients and optimizer state on one rank: the other half of figure 1.
+"""Bytes of parameters, gradients and optimizer state on one rank, which 2205.05198 figure 1 shows beside activations.
 
 Counted for this course's GPT: biases on all four linears of a layer, layer norms with scale and
 shift, learned positions, and a word embedding that the output layer shares.
@@ -13,13 +13,13 @@ from actmem.rows import Row
 
 @dataclass(frozen=True)
 class State:
-    """One thing that is kept for every parameter.
+    """One kind of training state, such as gradients or Adam's first moment, and its bytes for each parameter.
 
     Attributes:
         term: its name.
-        bytes_per_parameter: bytes for each parameter, or for each ``parameters`` of them.
-        reason: why it is there.
-        parameters: how many parameters share these bytes, such as a block that shares a scale.
+        bytes_per_parameter: bytes for each parameter, or for each block of ``parameters``.
+        reason: why training needs it, for a reader.
+        parameters: parameters of a block that shares these bytes; more than 1 for a scale of 8-bit values, say.
     """
 
     term: str
@@ -28,7 +28,7 @@ class State:
     parameters: int = 1
 
     def bytes_of(self, count: int) -> int:
-        """Return its bytes for ``count`` parameters."""
+        """Return the bytes of this state for a model of ``count`` parameters."""
         return self.bytes_per_parameter * -(-count // self.parameters)
 
 
@@ -60,12 +60,12 @@ ADAM = {
 def parameter_counts(shape: ModelShape, parallel: Parallel = Parallel(), pipeline_rank: int = 0) -> dict[str, int]:
     """Count the parameters on one rank by kind, in elements.
 
-    Weights and biases that are split over the ranks: (12h² + 7h)/t a layer. Replicated on every rank: 6h a layer (two
+    Weights and biases that are sharded over the ranks: (12h² + 7h)/t a layer. Replicated on every rank: 6h a layer (two
     layer norms, and the biases after the two row-parallel matmuls). The word embedding has v/t rows of h; with p > 1
     the last rank holds a second copy for the output layer.
 
-    Returns: the keys are "layer weights", "layer biases, cut", "layer biases, whole", "layer norms", "word embedding"
-        and "positions".
+    Returns: elements of "layer weights", "layer biases, cut" (those that are sharded), "layer biases, whole" (those
+        that are replicated), "layer norms", "word embedding" and "positions".
     Raises: ConfigError if a or v is not divisible by t, or L by p·m.
     """
     check_stage(shape, parallel, pipeline_rank)
@@ -95,7 +95,7 @@ def state_rows(
     """List the bytes of parameters, gradients and optimizer state on one rank, without data parallelism.
 
     Args:
-        adam: a key of ADAM, which says what mixed-precision Adam keeps.
+        adam: a key of ADAM: which copies of weights and gradients mixed-precision Adam keeps, and in which dtype.
 
     Returns: one row for each state.
     Source: 2205.05198 figure 1.

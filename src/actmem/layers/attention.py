@@ -15,7 +15,7 @@ from actmem.recompute import checkpoint
 
 
 def causal_mask(seq_length: int, device: torch.device | str, dtype: torch.dtype = torch.bool) -> Tensor:
-    """Make ``[s, s]``, which marks the keys that a query may not see: those after its own position.
+    """Make a mask ``[s, s]`` that marks for each query the keys that it may not see: those after its own position.
 
     Args:
         dtype: bool holds True at these keys, 1 byte an element. A floating dtype holds -inf there and 0 elsewhere,
@@ -59,16 +59,16 @@ class CoreAttention(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Q, K and V by a column-parallel linear (whole heads to each rank), core attention, and a row-parallel linear.
+    """Self-attention with a/t heads on each rank: a column-parallel QKV linear, core attention, a row-parallel linear.
 
     The rows of the QKV weight are ordered head by head, ``[a, 3, h/a]``: t equal shards then give each rank the Q, K
     and V of the same heads.
 
     Args:
         p: the dropout's probability.
-        streams: where the dropout draws from.
-        recompute: the layer's mode; with region "core" the core attention is checkpointed.
-        seed: of the weights, the same on all t ranks; None draws one from torch's CPU generator.
+        streams: the random-number streams from which the dropout draws.
+        recompute: the layer's mode of recomputation; with region "core" the core attention is checkpointed.
+        seed: of the weights, the same on all t ranks; None draws a seed from torch's CPU generator.
 
     Args of ``forward``: x ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism; a mask from ``causal_mask``.
     Returns: the same shape as x.

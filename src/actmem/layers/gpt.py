@@ -35,25 +35,25 @@ class ModelPart(ParallelModule):
 
         Args:
             logits: ``[s, b, v/t]``.
-            targets: ids ``[b, s]``; positions with -100 are left out.
+            targets: ids ``[b, s]`` of the tokens to predict; positions with -100 are left out of the mean.
         """
         return self.cross_entropy(logits, targets.t())
 
 
 class GPT(ModelPart):
-    """Embedding, layers, final layer norm, output layer and loss; or a range of the layers.
+    """A GPT: embedding, layers, final layer norm, output layer and loss; or the part of it for one pipeline stage.
 
-    The part with layer 0 also holds the embedding, the part with the last layer the final norm and the output layer,
-    which shares the word embedding. Where these are different parts, each holds a copy of the word embedding (see
-    ``actmem.pipeline``). Parameters have the same names in every part.
+    The part with layer 0 also holds the embedding. The part with the last layer also holds the final norm and the
+    output layer, whose weight is the word embedding's. If these are different parts, each holds a copy of that weight
+    (see ``actmem.pipeline``). Parameters have the same names in every part.
 
     Args:
         layers: the numbers of the layers held here; None: all of them.
         recompute, stores: as for ``TransformerLayer``.
         p: the dropouts' probability.
-        seed: of weights and dropout. Give all ranks the same: then every t, every pipeline and every dtype starts from
-            one model (see ``parallel.weights``). torch's default generator plays no part.
-        data_parallel_rank: changes the dropout and no weight.
+        seed: of weights and dropout. Give all ranks the same: then the initial weights are the same for every t, every
+            pipeline and every dtype (see ``parallel.weights``). Nothing is drawn from torch's default generator.
+        data_parallel_rank: which copy of the model this is. Copies have equal weights and draw different dropouts.
         vocab_size: words of the vocabulary, if the shape's size is padded so that t divides it; the padding has no part
             in the loss.
 
@@ -108,7 +108,7 @@ class GPT(ModelPart):
             self.cross_entropy = VocabParallelCrossEntropy(tp, vocab_size=vocab_size)
 
     def constants(self, device: torch.device | str | None) -> dict[str, Tensor]:
-        """Make the buffer ``mask``, which all layers and steps share, so it is not an activation."""
+        """Make the causal mask, the buffer ``mask``. All layers and steps share it, so it is not an activation."""
         return {"mask": causal_mask(self.shape.seq_length, device or "cpu", next(self.parameters()).dtype)}
 
     def forward(self, x: Tensor) -> Tensor:
@@ -134,9 +134,13 @@ class GPT(ModelPart):
 
 
 def ends_of(layers: range, num_layers: int) -> tuple[bool, bool]:
-    """Return whether ``layers`` begin the model, and whether they end it.
+    """Return whether a pipeline stage has the model's first layer, and whether it has the last.
 
-    Raises: ConfigError if they are not a part of the model's layers, one after the other.
+    Args:
+        layers: the numbers of the stage's layers.
+        num_layers: of the model.
+
+    Raises: ConfigError if ``layers`` are not consecutive layers of the model.
     """
     if not layers or layers.step != 1 or layers[0] < 0 or layers[-1] >= num_layers:
         raise ConfigError("layers", f"{layers} must be a part of range(0, {num_layers})")
@@ -144,11 +148,11 @@ def ends_of(layers: range, num_layers: int) -> tuple[bool, bool]:
 
 
 class OutputLayer(nn.Module):
-    """Activations to logits with the word embedding's weight: column-parallel, no bias.
+    """Column-parallel linear from activations to logits, with the word embedding's weight and no bias.
 
     Args of ``forward``: x ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism; the weight ``[v/t, h]``.
     Returns: ``[s, b, v/t]``.
-    Saves: x as given.
+    Saves: x in the shape in which it is given.
     """
 
     def __init__(self, tp: TensorParallel):

@@ -19,7 +19,10 @@ from actmem.recompute import checkpoint
 
 
 class ParallelLayerNorm(ParallelModule, nn.LayerNorm):
-    """Layer norm over h. Under sequence parallelism the gradients of its scale and shift are partial on each rank.
+    """Layer norm over h that also works under sequence parallelism.
+
+    There each rank sees only its own tokens, so the gradients of scale and shift are partial: they must be summed over
+    the ranks (``linear.reduce_partial_gradients``).
 
     Saves: its input and two numbers a token.
     """
@@ -30,7 +33,9 @@ class ParallelLayerNorm(ParallelModule, nn.LayerNorm):
 
 
 class MLP(nn.Module):
-    """h→4h by a column-parallel linear, GeLU, 4h→h by a row-parallel one; GeLU between them needs no collective.
+    """The MLP: a column-parallel linear h→4h, GeLU, and a row-parallel linear 4h→h.
+
+    Each rank has 4h/t columns between the two linears, so GeLU needs no collective.
 
     Args:
         seed: of the weights, the same on all t ranks; None draws one from torch's CPU generator.
@@ -60,11 +65,11 @@ class TransformerLayer(nn.Module):
     torch.compile works; dropout and what is recomputed stay eager.
 
     Args:
-        recompute: a mode's name, a recipes.Recompute, a set of terms to drop, or an action for each term.
+        recompute: a mode's name, a recipes.Recompute, a set of tensors' names to drop, or a dict from names to actions.
         p: the dropouts' probability.
         streams: what the dropouts draw from; None: streams of the layer's own.
-        stores: for each action that needs one, where its terms are kept, such as ``{"offload": HostMemory()}``; the
-            layers of a model share them.
+        stores: the Store for each action that needs one, such as ``{"offload": HostMemory()}``; give all layers of a
+            model the same stores.
         seed: of the weights, and of the dropout streams if none are given. None draws a seed from torch's default CPU
             generator, which must then be in the same state on all t ranks.
 
@@ -137,12 +142,12 @@ class TransformerLayer(nn.Module):
 
 
 def check_tokens(x: Tensor, parts: int, seq_length: int, *, whole: bool = False) -> int:
-    """Return the length of the sequences of which x is a part.
+    """Check the length of a layer's input, and return the length of its unsharded sequences, in tokens.
 
     Args:
-        x: ``[s/parts, b, …]``, a shard of sequences that are split into ``parts`` shards.
-        seq_length: the longest that the model was made for.
-        whole: accept no shorter sequence either.
+        x: ``[s/parts, b, …]``, one shard of sequences that are split into ``parts`` shards.
+        seq_length: the longest sequence, in tokens, for which the model was made.
+        whole: refuse shorter sequences too.
 
     Raises: ConfigError if x has no token, if the sequences are longer than ``seq_length``, and with ``whole`` if they
         are shorter.

@@ -1,7 +1,7 @@
-"""A second opinion on the ledger: count the storages that live between forward and backward.
+"""A check of the ledger: count the storages that are alive between forward and backward, without saved-tensor hooks.
 
-The census does not use saved-tensor hooks.  It notes every storage that appears during forward,
-starting with the inputs, drops everything but the graph, and adds up what is still alive.
+The census notes every storage that appears during forward, the inputs too.  Then it drops everything but the autograd
+graph, and adds up the storages that are still alive.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,13 +18,15 @@ from actmem.torch_private import tree_map_only
 
 
 class LiveStorages(QuietDispatchMode):
-    """A dispatch mode that follows, by weak references, the storages that operations made and that are still alive.
+    """A dispatch mode that counts the live bytes of all storages that operations make while it is on.
+
+    It holds the storages by weak references, so it keeps none alive.
 
     Args:
-        ignored: a value whose tensors don't count.
+        ignored: tensors, in lists, dicts or objects, whose storages don't count.
 
     Attributes:
-        peak_bytes: the most bytes alive after any operation since it was set to 0; None: not followed.
+        peak_bytes: set it to 0 to start: from then on the most bytes alive after any operation. None: not counted.
     """
 
     def __init__(self, ignored: object = ()) -> None:
@@ -35,7 +37,7 @@ class LiveStorages(QuietDispatchMode):
 
     @property
     def bytes(self) -> int:
-        """Bytes of the storages that are alive now."""
+        """Bytes of the counted storages that are alive now, at their present sizes."""
         for storage in list(self._lifetimes.numbers):  # FSDP and pipelines resize them below all operations
             self._lifetimes.resized(storage)
         return self._lifetimes.bytes
@@ -61,15 +63,14 @@ class LiveStorages(QuietDispatchMode):
 
 
 def census(module: nn.Module, make_input: Callable[[], Any]) -> int:
-    """Return the bytes of the storages that outlive ``module``'s forward pass because the graph holds them.
+    """Return the bytes of the storages that stay alive after ``module``'s forward pass because the graph holds them.
 
-    The module gets copies of the input's tensors, as it would get the output of the layer before, so each of them
-    counts if and only if the graph keeps it. The outputs, in whatever structure, are dropped and only their ``grad_fn``
-    is held, so the same is true of them. Parameters and buffers do not count.
+    An input or output counts only if the graph saved it. So that nothing else holds one, the module gets copies of the
+    input's tensors, and only the ``grad_fn`` of its outputs are kept. Parameters and buffers do not count.
 
     Args:
-        make_input: makes the module's input: a tuple of positional arguments, a dict of keyword arguments, or any other
-            value as the only argument.
+        make_input: returns the module's input: a tuple of positional arguments, a dict of keyword arguments, or any
+            other value as the only argument.
     """
     alive = LiveStorages([*module.parameters(), *module.buffers()])
     inputs = make_input()
@@ -91,9 +92,9 @@ def census(module: nn.Module, make_input: Callable[[], Any]) -> int:
 
 
 def arguments_of(inputs: Any) -> tuple[tuple, dict]:
-    """Return the positional and the keyword arguments that ``inputs`` stands for.
+    """Turn a module's input into positional and keyword arguments.
 
-    A tuple has positional arguments, a dict keyword arguments; any other value is one argument.
+    A tuple becomes the positional arguments, a dict the keyword arguments, any other value the only argument.
     """
     if isinstance(inputs, tuple):
         return inputs, {}

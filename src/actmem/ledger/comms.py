@@ -1,7 +1,7 @@
-"""Which collectives a rank takes part in: kind, number, bytes.
+"""Count the collectives that a rank takes part in, with their kinds and bytes.
 
-Counted at torch's dispatcher, below every Python interface: ``torch.distributed`` calls,
-functional collectives and DTensor's alike, in forward and in backward.
+They are counted at torch's dispatcher, below every Python interface: calls of ``torch.distributed``, functional
+collectives and those of DTensor, in forward and in backward.
 """
 
 from collections import Counter
@@ -16,12 +16,12 @@ from actmem.torch_private import DispatchMode, tree_leaves
 
 @dataclass(frozen=True)
 class Collective:
-    """One collective that was counted.
+    """One collective that ran, as ``count_collectives`` saw it.
 
     Attributes:
-        kind: such as "all-reduce"; the keys of ``_OPERATORS``.
-        payload_bytes: bytes of the whole tensor, all ranks' shards together: the input of an all-reduce or a
-            reduce-scatter, the output of an all-gather.
+        kind: "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send" and so on.
+        payload_bytes: bytes of the unsharded tensor: the input of an all-reduce or a reduce-scatter, the output of an
+            all-gather.
     """
 
     kind: str
@@ -51,25 +51,26 @@ _NAMESPACES = ("c10d", "_c10d_functional", "c10d_functional", "_dtensor", "actme
 
 @cache
 def kind_of(operator: Any) -> str:
-    """Return the kind of collective that an operator of torch's dispatcher is; "" if it is none."""
+    """Return which collective an operator of torch's dispatcher is, such as "all-reduce"; "" if it is none."""
     namespace, _, name = operator.name().split(".")[0].partition("::")
     return KIND_OF_NAME.get(name, "") if namespace in _NAMESPACES else ""
 
 
 def whole_bytes(*values: Any) -> int:
-    """Return the bytes of a collective's whole tensor: the largest of its arguments and its result.
+    """Return the bytes of a collective's unsharded tensor: the largest of ``values``.
 
-    Each of these may be a list of parts, which then count together.
+    Args:
+        values: the collective's arguments and its result. A list of tensors counts as one value.
     """
     tensors = ([t for t in tree_leaves(value) if isinstance(t, Tensor)] for value in values)
     return max(sum(t.numel() * t.element_size() for t in some) for some in tensors)
 
 
 class count_collectives(DispatchMode):
-    """Count the collectives of a block: ``with count_collectives() as seen:``, then read ``seen.collectives``.
+    """Count the collectives that this rank runs in a block: ``with count_collectives() as seen: …``.
 
     Attributes:
-        collectives: one Collective for each, in order.
+        collectives: a Collective for each, in the order in which they ran.
     """
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ from actmem.torch_private import fake_store, fake_tensors
 
 @contextmanager
 def emulated_rank(world_size: int, rank: int = 0, device: str = "cpu", *, real_tensors: bool = False) -> Iterator[None]:
-    """Act as rank ``rank`` of ``world_size`` while the block runs; this creates the default process group.
+    """Let this process act as one rank of ``world_size`` while the block runs, in a fake default process group.
 
     Args:
         device: on ``"cpu"``, and on ``"cuda"`` without a GPU, every tensor created inside is fake.

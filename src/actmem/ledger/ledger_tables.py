@@ -1,4 +1,4 @@
-"""A ledger's and a bill's rows, and how they look as text."""
+"""The rows of a ledger (what a forward pass saves) and of a bill (what is alive at a step's peak), and their text."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ STORAGE_KINDS = (
 
 @dataclass(frozen=True)
 class SavedTensor:
-    """One stored tensor: what it is and who saved it first.
+    """A row of a ledger or a bill: one tensor, its bytes, and which module and operation saved it first.
 
     Attributes:
         module: name of the innermost module that was running; "" for the root.
@@ -27,10 +27,10 @@ class SavedTensor:
         bytes: this tensor's share of its storage; the shares of one storage add up to its size.
         line: file and line of the call.
         kind: one of ``STORAGE_KINDS``.
-        held_by: what keeps it, if autograd doesn't and the holder was found.
-        made_by: the operation below autograd that made it; "" if the tensor existed before.
-        term: the name that one of this library's layers gave it (``drop.NamedForward``); "" in other models.
-        device: the type of the device that holds it.
+        held_by: what keeps the tensor alive if autograd doesn't, such as a cache; "" if autograd does.
+        made_by: the operation of torch's dispatcher that made the tensor; "" if it existed before.
+        term: the name that one of this library's layers gave the tensor (``drop.NamedForward``); "" in other models.
+        device: the type of the device that holds the tensor: "cpu", "cuda", ….
     """
 
     module: str
@@ -48,16 +48,16 @@ class SavedTensor:
 
     @property
     def name(self) -> str:
-        """Module, operation and argument, as one text."""
+        """Module, operation and argument, as one string."""
         return f"{self.module or 'root'}: {self.op} {self.argument}".rstrip()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields by name as plain values that JSON can hold; ``rows_of_file`` reads them."""
+        """Return a dict of the fields that JSON can hold; ``rows_of_file`` makes a SavedTensor of it again."""
         return {**vars(self), "shape": list(self.shape), "dtype": str(self.dtype).removeprefix("torch.")}
 
 
 def rows_of_file(rows: Iterable[dict[str, Any]]) -> list[SavedTensor]:
-    """Make the rows again from the dicts that ``SavedTensor.as_dict`` made."""
+    """Turn dicts from ``SavedTensor.as_dict``, as read from a JSON file, back into rows."""
     return [SavedTensor(**{**row, "shape": tuple(row["shape"])}) for row in rows]
 
 
@@ -65,10 +65,10 @@ _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
 def fold(rows: Iterable[SavedTensor]) -> list[SavedTensor]:
-    """Join rows that differ only in the numbers of their module's name, and sort by bytes, the largest first.
+    """Join rows that differ only in the numbers in their module's name, such as the layer's, and sort them by bytes.
 
-    A joined row has the bytes of all its rows. Its module has ranges for the numbers, and says how many rows it stands
-    for: ``layers.0-3.norm ×4``.
+    A joined row has the sum of the bytes, and a range in its module's name: ``layers.0-3.norm ×4`` stands for four
+    rows. The largest row comes first.
     """
     groups: dict[tuple, list[SavedTensor]] = {}
     for row in rows:
@@ -87,7 +87,7 @@ def fold(rows: Iterable[SavedTensor]) -> list[SavedTensor]:
 
 
 def folded_name(names: list[str]) -> str:
-    """Join names that differ only in their numbers to one name: ``layers.0-3.norm``, or ``layers.0,2.norm``."""
+    """Return one name for names that differ only in their numbers: ``layers.0-3.norm``, or ``layers.0,2.norm``."""
     columns = zip(*(map(int, _NUMBER.findall(name)) for name in names))
     ranges = iter([_range(sorted(set(column))) for column in columns])
     return _NUMBER.sub(lambda _: next(ranges), names[0])
@@ -105,7 +105,7 @@ _SHOWN = 30
 
 
 def lines_of(rows: Iterable[SavedTensor]) -> list[tuple[str, ...]]:
-    """Return the cells of a table of folded rows, under ``HEADINGS``: one tuple for each row."""
+    """Return for each row the cells of its line in a table, as strings, in the order of ``HEADINGS``."""
     return [
         (
             f"{row.bytes:,}",
@@ -123,7 +123,12 @@ HEADINGS = ("bytes", "module", "operation", "shape", "dtype", "kind")
 
 
 def aligned(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Return a table as text, with its columns aligned; the first is flush right."""
+    """Return a table as text with aligned columns, the first one flush right.
+
+    Args:
+        headings: one for each column.
+        lines: the cells of each line.
+    """
     columns = list(zip(headings, *lines)) if lines else [(heading,) for heading in headings]
     widths = [max(map(len, column)) for column in columns]
     text = [
@@ -144,14 +149,14 @@ def ledger_text(ledger: Any) -> str:
 
 
 def rows_text(rows: Iterable[SavedTensor], most: int = _SHOWN) -> str:
-    """Return a table of the ``most`` largest rows, folded, as text."""
+    """Return a table of the ``most`` largest rows as text, after joining alike rows of different layers (``fold``)."""
     folded = fold(rows)
     text = aligned(HEADINGS, lines_of(folded[:most]))
     return text + (f"\n… and {len(folded) - most} smaller rows" if len(folded) > most else "")
 
 
 def bill_text(bill: Any) -> str:
-    """Return a step's bill as text: the peak, the bytes of each kind, and its largest rows."""
+    """Return a StepBill as text: the bytes at the peak, the bytes of each kind there, and the largest rows."""
     head = f"peak {bill.peak_bytes:,} B ({size_text(bill.peak_bytes)}), in {bill.peak_phase}"
     kinds = [(f"{size:,}", kind) for kind, size in bill.by_kind().items()]
     return "\n\n".join([head, aligned(("bytes", "kind"), kinds), rows_text(bill.peak)])

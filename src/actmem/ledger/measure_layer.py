@@ -1,4 +1,4 @@
-"""Measure one layer by itself, as rows that a prediction can be compared with."""
+"""Measure what one layer saves for backward, as rows with the formulas' names, to compare with a prediction."""
 
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -30,7 +30,7 @@ _LINEAR_TERMS = {
 
 
 class Sizes(Protocol):
-    """The sizes of a shape that a layer's input depends on; every shape class has them."""
+    """Interface of a shape class: the sizes from which ``layer_input`` makes a layer's input."""
 
     @property
     def seq_length(self) -> int: ...
@@ -41,7 +41,7 @@ class Sizes(Protocol):
 
 
 class LedgerMismatch(RuntimeError):
-    """Raised where the ledger and the census disagree: something is kept that saved-tensor hooks can't see."""
+    """The ledger and the census disagree: something stays alive that saved-tensor hooks don't see."""
 
 
 def layer_input(shape: Sizes, tp: TensorParallel, device: str, dtype: torch.dtype) -> Tensor:
@@ -52,9 +52,9 @@ def layer_input(shape: Sizes, tp: TensorParallel, device: str, dtype: torch.dtyp
 
 
 def term_name(saved: SavedTensor) -> str:
-    """Return the term by which the formulas know this tensor.
+    """Return the name that the formulas have for a tensor of the ledger.
 
-    A tensor without a term keeps the ledger's own name, so that a comparison shows it as not predicted.
+    If they have none, return the ledger's own name; a comparison then shows the tensor as not predicted.
     """
     op, last = saved.op, saved.module.rsplit(".", 1)[-1]
     term = saved.term or kept_as(op, saved.argument)
@@ -74,15 +74,12 @@ def term_name(saved: SavedTensor) -> str:
 
 
 def rows_by_term(saved: Iterable[SavedTensor]) -> list[Row]:
-    """Make one row for each saved tensor, named by the formulas' terms; rows of one term are not added up."""
+    """Make a Row of each saved tensor, with the formulas' name for it; several rows may have one name."""
     return [Row(term_name(t), t.bytes, source=f"{t.module or 'layer'}: {t.op}, {t.line}") for t in saved]
 
 
 def layer_rows_of(layer: nn.Module, x: Tensor) -> list[Row]:
-    """Run ``layer(x)`` and return what it keeps for backward.
-
-    Returns: one row for each saved tensor, named by the formulas' terms.
-    """
+    """Run ``layer(x)`` and return a Row for each tensor that it saves for backward, with the formulas' names."""
     with record(layer) as ledger:
         y = layer(x)
     del y
@@ -97,20 +94,26 @@ def measure_layer(
     device: str = "cpu",
     dtype: torch.dtype = torch.bfloat16,
 ) -> list[Row]:
-    """Measure what one layer of the paper's keeps on this rank: the ledger's rows, confirmed by the census.
+    """Make one of the paper's layers and an input, run it, and measure what it saves on this rank.
 
-    It makes the layer and its input; ``confirmed_rows`` measures.
+    Args:
+        tp: the ranks that share the layer; every one of them must call this.
+        recompute: the layer's mode of recomputation.
+
+    Returns: the ledger's rows, with the formulas' names.
+    Raises: LedgerMismatch if the census counts other bytes in all.
     """
     layer = TransformerLayer(shape, tp, recompute=recompute, device=device, dtype=dtype)
     return confirmed_rows(layer, partial(layer_input, shape, tp, device, dtype))
 
 
 def confirmed_rows(layer: nn.Module, make_input: Callable[[], Tensor]) -> list[Row]:
-    """Measure what a layer keeps for backward (``layer_rows_of``) and confirm the total by the census.
+    """Measure what a layer saves for backward with the ledger, and check the total with the census.
 
     Args:
-        make_input: makes an input for the layer, which runs twice.
+        make_input: makes an input for the layer; it is called twice, once for each count.
 
+    Returns: the ledger's rows, with the formulas' names.
     Raises: LedgerMismatch if the two counts disagree.
     """
     rows = layer_rows_of(layer, make_input())

@@ -1,9 +1,8 @@
-"""Dispatch modes under which a step runs as it does without one.
+"""Dispatch modes that observe a training step without changing its memory.
 
-autograd adds a tensor's second gradient into the first one if nothing else holds the first, so that the sum needs no
-memory (``can_accumulate_inplace`` in torch's ``input_buffer.cpp``). While any dispatch mode is on it never does so, and
-whoever counts by a mode would see one more tensor. So these modes recognise the sums of gradients, and run them in
-place where torch would.
+If a tensor has two gradients, autograd adds the second into the first one's memory if nothing else holds that
+(``can_accumulate_inplace`` in torch's ``input_buffer.cpp``). While any dispatch mode is on, autograd never does so, and
+a count would have one tensor too many. So these modes recognise such sums, and run them in place where torch would.
 """
 
 import sys
@@ -31,10 +30,12 @@ _SUMS = (torch.ops.aten.add.Tensor, 0), (torch.ops.aten.add_.Tensor, 1)
 
 
 class StepMode(DispatchMode):
-    """A TorchDispatchMode whose ``__torch_dispatch__`` runs ``real_operation(func, args)`` in place of ``func``.
+    """A TorchDispatchMode that adds up gradients in place, as torch does without a mode.
+
+    A subclass's ``__torch_dispatch__`` must call ``real_operation(func, args)`` instead of ``func``.
 
     Attributes:
-        held: storages that are held by somebody whom the mode doesn't see; no sum is written into them.
+        held: storages into which no sum may be written, because something that the mode doesn't see holds them.
     """
 
     def __init__(self) -> None:
@@ -71,9 +72,9 @@ class StepMode(DispatchMode):
         self._ended[get_ident()] = place_of_node_running()
 
     def real_operation(self, func: Any, args: tuple) -> Any:
-        """Return the operation that would run without a dispatch mode, in place of ``func``.
+        """Return the operation that torch would run without a dispatch mode.
 
-        It is ``func`` itself, or ``add_`` for a sum of gradients that torch would write into the first of them.
+        It is ``add_`` if ``func`` adds up two gradients and torch would write the sum into the first; else ``func``.
         """
         if func is not torch.ops.aten.add.Tensor or torch.is_grad_enabled():
             return func
@@ -98,7 +99,11 @@ class QuietDispatchMode(StepMode):
 
 
 def nodes_from(begins: Iterable[Any]) -> Iterator[Any]:
-    """Yield every node of the autograd graphs that begin with these nodes, each once; Nones among them are skipped."""
+    """Yield each node of the autograd graphs behind some nodes once, these nodes included.
+
+    Args:
+        begins: ``grad_fn`` of tensors; a None is skipped.
+    """
     nodes = list(begins)
     seen = set(nodes)
     while nodes:
@@ -111,11 +116,11 @@ def nodes_from(begins: Iterable[Any]) -> Iterator[Any]:
 
 
 def stays_as_gradient(args: tuple) -> bool:
-    """Return whether autograd would take this tensor itself, not a copy, as the ``.grad`` of a weight that has none
-    yet.
+    """Return whether autograd would take a new gradient itself, not a copy, as a weight's first ``.grad``.
 
     Args:
-        args: those of the addition that autograd runs: the gradient so far, and the tensor that is added to it.
+        args: the arguments of the addition that autograd runs for a weight that has a gradient already: that gradient,
+            and the new one.
     """
     holders, weight = _holders(args[1]), args[0]
     kept_layout = weight.stride() if _is_dense(weight) else torch.empty(weight.shape, device="meta").stride()

@@ -1,8 +1,7 @@
-"""Where each storage comes from (which operation made it, in which module, from what), who saved it, and what kind it
-is.
+"""For each storage: which operation made it, in which module, from what, who saved it, and which kind of memory it is.
 
-A TorchDispatchMode sees every operation's results, below autograd. That finds what saved-tensor hooks can't: a tensor
-that an attribute, a closure or a cache keeps alive. And it tells a copy of a weight from an activation.
+A TorchDispatchMode sees the results of every operation. So it also finds tensors that saved-tensor hooks don't see,
+those that an attribute, a closure or a cache keeps alive. And it can tell a copy of a weight from an activation.
 """
 
 import gc
@@ -55,11 +54,11 @@ _STATE_BYTES = (5056, 16)
 
 @dataclass
 class Scores:
-    """The result of a matmul of two activations, together with everything of its size that was computed from it.
+    """What could be attention's scores: a matmul of two activations, and all results of its size computed from it.
 
     Attributes:
-        normalized: a softmax was applied to it.
-        attended: a matmul read it after the softmax, so these are attention's scores.
+        normalized: a softmax was applied to them.
+        attended: a matmul read them after the softmax, so they really are attention's scores.
     """
 
     normalized: bool = False
@@ -68,25 +67,25 @@ class Scores:
 
 @dataclass
 class Provenance:
-    """How a storage came to be.
+    """Where one storage comes from. "It" below is the storage.
 
     Attributes:
-        made: an operation made it; False if it existed before the first operation that is known to read it.
-        operation, module, shape, dtype, device: of the result that first had this storage.
-        inside: a module or an autograd Function was running then.
-        constant: it was made from no tensor, or from constants alone, and without random numbers.
-        of_weights: it is a weight, or was computed from weights and constants alone and by no matmul (projected learned
-            queries don't count as weights).
-        copied_from: if it is a copy, directly or through other copies, the storages that it copies, all of which
-            existed before; else empty.
-        gathered: one of those copies was a collective.
+        made: whether an operation made it while the tracker was on; False if it existed before.
+        operation, module, shape, dtype, device: of the first tensor that had this storage.
+        inside: whether a module or an autograd Function was running when it was made.
+        constant: whether it was made without random numbers, and from no tensor or from constants alone.
+        of_weights: whether it is a weight, or was computed from weights and constants alone, without a matmul.
+        copied_from: if it is a copy, or a copy of a copy, of storages that existed before: these storages; else empty.
+        gathered: whether a collective did this copying.
         repeats: if it is a copy of an expanded tensor, how many times it holds each element; else 1.
-        one_plus: "tanh" or "erf" if it is a number plus the result of that; else "".
-        picked_from: if it has some of the matrices of a storage that existed before (one expert's, say), that storage.
-        scores: the scores that it belongs to, if only elementwise operations and a softmax lie between; else None.
-        masks: the scores that it masks; None if it masks none.
-        multiplied: the scores that belong to the last matmul that read it; None if none did.
-        saved: the different views of it that autograd saved.
+        one_plus: "tanh" or "erf" if it is a number plus the result of that function, as in a GELU; else "".
+        picked_from: if it has some of the matrices of a storage that existed before, such as one expert's weights, that
+            storage; else None.
+        scores: the attention scores of which it is a part, or from which only elementwise operations and a softmax
+            computed it; else None.
+        masks: the attention scores that it masks; else None.
+        multiplied: the scores of the last matmul that read it; None if no matmul did.
+        saved: the views of it that autograd saved, each once.
     """
 
     made: bool
@@ -110,14 +109,14 @@ class Provenance:
 
 
 class ProvenanceTracker(QuietDispatchMode):
-    """Notes how every storage that an operation reads or returns came to be, and what autograd saves.
+    """Notes the Provenance of every storage that an operation reads or returns, and every tensor that autograd saves.
 
-    torch.compile compiles as it would without this mode: compiled code counts as one operation that returns nothing.
+    torch.compile compiles as it would without this mode. The tracker doesn't see what compiled code makes.
 
     Args:
-        tracker: knows the modules and operations that run.
-        on_found: called with each new storage and its Provenance.
-        after: called with all storages of each operation that has ended; None: no call.
+        tracker: tells which modules and operations run.
+        on_found: called with each storage that is seen for the first time, and its Provenance.
+        after: called after each operation with all storages that it read or returned; None: no call.
     """
 
     def __init__(
@@ -141,7 +140,7 @@ class ProvenanceTracker(QuietDispatchMode):
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """In the block, note all operations, and all tensors that autograd and others' hooks keep."""
+        """While the block runs, note what operations make, what autograd saves, and what other hooks keep."""
         with noting_states(self._note_state), self.tracker, self, self._noting_saved() as hooks_off:
             with replaced(saved_tensors_hooks, "__enter__", self._noting_packed):
                 yield
@@ -355,11 +354,12 @@ class ProvenanceTracker(QuietDispatchMode):
                 )  # fmt: skip
 
     def note_names(self, names: tuple[str, ...], tensors: tuple[Tensor, ...], also: str) -> None:
-        """Note the names that a layer gives its tensors; called as one of ``drop.NAME_READERS``.
+        """Note the names that a layer gives its tensors; ``drop.NamedForward`` calls this (``drop.NAME_READERS``).
 
         Args:
-            names, tensors: of the same length.
-            also: the name of what else autograd has saved without a name since the previous call; "" gives it none.
+            names: one for each of ``tensors``.
+            also: a name for all other tensors that autograd saved since the previous call, such as a norm's statistics;
+                "" for none.
         """
         for name, tensor in zip(names, tensors):
             if (storage := storage_of(tensor)) is not None:
@@ -369,14 +369,21 @@ class ProvenanceTracker(QuietDispatchMode):
         self._without_name.clear()
 
     def term(self, storage: torch.UntypedStorage, offset: int) -> str:
-        """Return the name of the tensor that begins at ``offset``, or else the only name in its storage, or else ""."""
+        """Return the name that a layer gave to a saved tensor.
+
+        Args:
+            offset: where in the storage the tensor begins, in elements.
+
+        Returns: the name of the tensor that begins there; if it has none, the storage's only name, if there is just
+            one; else "".
+        """
         names = self._terms.get(storage, {})
         return names.get(offset, "") or (next(iter(names.values())) if len(names) == 1 else "")
 
     # Of what kind a storage is, at the end.
 
     def kind_of(self, storage: torch.UntypedStorage, dtype: torch.dtype, op: str) -> str:
-        """Return what a storage that autograd saved is: one of ``STORAGE_KINDS``.
+        """Return the kind of a storage that autograd saved: one of ``STORAGE_KINDS``, such as "activation".
 
         Args:
             dtype: of the tensor that was saved.
@@ -407,16 +414,16 @@ class ProvenanceTracker(QuietDispatchMode):
         return "constant" if origin.constant else "activation"
 
     def kind_of_unsaved(self, storage: torch.UntypedStorage, origin: Provenance) -> str:
-        """Return what a storage is that was made in the block but not saved by autograd: one of ``STORAGE_KINDS``."""
+        """Return the kind, one of ``STORAGE_KINDS``, of a storage that autograd did not save."""
         kind = self.kind_of(storage, origin.dtype, origin.operation)
         if kind in ("generator state", "cast weight", "gathered weight"):
             return kind
         return "weight" if self.is_weight(storage) else UNSAVED
 
     def made_by(self, storage: torch.UntypedStorage) -> str:
-        """Return the operation that made a storage; "" if it existed before.
+        """Return the name of the operation that made a storage; "" if the storage existed before.
 
-        Where a saved tensor can be a waste, the text says so in place of the operation: "attention mask", "attention
+        For tensors that better code would not save, it returns a description instead: "attention mask", "attention
         scores", "picked from a weight", "a number plus …", or "…, repeated ×n".
         """
         origin = self.origins[storage]
@@ -436,7 +443,7 @@ class ProvenanceTracker(QuietDispatchMode):
         return KIND_OF_NAME.get(origin.operation, origin.operation)
 
     def is_weight(self, storage: torch.UntypedStorage) -> bool:
-        """Return True for the storage of any parameter or buffer of this process."""
+        """Return whether a storage belongs to a parameter or buffer, of any module in this process."""
         if storage in self.tracker.weights or storage in self._seen_weights:
             return True
         return storage not in self.tracker.inputs and storage in self._live_weights
@@ -477,7 +484,7 @@ def _pack_as_others(provenance: ProvenanceTracker, pack: Callable, whose: str, t
 
 
 def graph_nodes(tracker: OperationTracker) -> Iterator[Any]:
-    """Yield every node of the graphs behind what outermost modules returned."""
+    """Yield every node of the autograd graphs behind the outputs of the tracker's outermost modules."""
     return nodes_from(tensor.grad_fn for reference in tracker.output_tensors if (tensor := reference()) is not None)
 
 

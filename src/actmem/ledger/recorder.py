@@ -1,10 +1,9 @@
-"""The ledger: every tensor that autograd keeps for backward, with who saved it.
+"""The ledger: every tensor that autograd saves for backward, with the module and the operation that saved it.
 
-Saved-tensor hooks see each tensor when autograd saves it.  The ledger holds storages weakly and
+Saved-tensor hooks see each tensor when autograd saves it.  The ledger holds storages by weak references and
 counts at the end of forward, so a tensor that was saved and already freed does not count.  A
-storage counts once, in full, however many views of it were saved; weights and buffers do not count,
-whichever module of the process they belong to.  These hooks see what a checkpoint keeps, and never
-what it drops.
+storage counts once, in full, however many views of it were saved.  Weights and buffers of any module
+in the process do not count.  The hooks see what a checkpoint saves, and not what it drops.
 
 Hooks can't see everything: an attribute of ctx, a closure and a cache hold tensors too.  So the ledger notes
 the results of all operations as well, and lists those that are alive at the end without autograd having saved them.
@@ -34,15 +33,14 @@ _WEIGHTS = ("weight", "gathered weight")
 
 
 class Ledger:
-    """What ``record`` saw. Complete once its ``with`` block has ended.
+    """What ``record`` found. Its lists are filled when the ``with`` block ends.
 
     Attributes:
-        saved: the tensors that autograd, and hooks inside the block, kept when the block ended, without weights.
-        unsaved: what else was made inside modules and was still alive then, without the outputs of outermost modules.
-        weights: weights and gathered weights that autograd refers to. They exist anyway, so no total counts them.
-        device: the type of the weights' device.
-
-    ``storages()`` has what autograd still keeps when it is called.
+        saved: the tensors, without weights, that autograd or a saved-tensor hook held at the block's end.
+        unsaved: other tensors that were made inside modules and were alive at the block's end, without the outputs of
+            outermost modules.
+        weights: weights and gathered weights that autograd saved. They exist anyway, so no total counts them.
+        device: the type of the device that has the weights, such as "cuda".
     """
 
     def __init__(self, provenance: ProvenanceTracker, device: str) -> None:
@@ -52,25 +50,30 @@ class Ledger:
         self.weights: list[SavedTensor] = []
 
     def storages(self) -> dict[int, int]:
-        """Return the bytes of each storage that autograd keeps and that is still alive, by the storage's id.
+        """Return the storages that autograd saved and that are alive now: a dict from the storage's id to its bytes.
 
-        A storage that was emptied since then counts with its present size: between forward and backward FSDP leaves its
-        gathered weights empty.
+        The bytes are the storage's present size: between forward and backward FSDP empties its gathered weights.
         """
         return {id(storage): storage.nbytes() for storage in self._provenance.saved}
 
     def names_of(self, storage: torch.UntypedStorage) -> list[str]:
-        """Return who saved each view of a storage, named as in ``rows``; an empty list if autograd didn't save it."""
+        """Return for each saved view of a storage who saved it: module, operation and argument, as one string.
+
+        The list is empty if autograd didn't save the storage.
+        """
         return [row.name for row in self._provenance.saved.get(storage, {}).values()]
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of ``saved`` and ``unsaved``, without weights, buffers and ``host_bytes``."""
+        """Bytes of ``saved`` and ``unsaved`` on the weights' device, without weights and buffers."""
         return sum(row.bytes for row in self.tensors) - self.host_bytes
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of ``tensors`` that a model on another device keeps in the host's memory, without generator states."""
+        """Bytes of ``saved`` and ``unsaved`` in the host's memory, if the weights are on another device.
+
+        Random-number generators' states are not counted here.
+        """
         return sum(row.bytes for row in self.tensors if self._on_host(row))
 
     def _on_host(self, row: SavedTensor) -> bool:
@@ -78,7 +81,7 @@ class Ledger:
 
     @property
     def tensors(self) -> list[SavedTensor]:
-        """``saved`` and ``unsaved``; their bytes add up to ``total_bytes`` and ``host_bytes``."""
+        """All rows of ``saved`` and ``unsaved``; their bytes add up to ``total_bytes`` + ``host_bytes``."""
         return self.saved + self.unsaved
 
     def by_kind(self) -> dict[str, int]:
@@ -92,11 +95,11 @@ class Ledger:
     __repr__ = ledger_text
 
     def add_up(self, variables: Iterable[object]) -> None:
-        """Fill the lists ``saved``, ``unsaved`` and ``weights``.
+        """Fill the lists ``saved``, ``unsaved`` and ``weights``; ``record`` calls this when its block ends.
 
         Args:
-            variables: the variables of the functions that are running; tensors in them are the caller's, not the
-                module's.
+            variables: the local variables of all functions that are running. Their tensors are the caller's, so they
+                are not listed as ``unsaved``.
         """
         provenance = self._provenance
         for storage, views in provenance.saved.items():
@@ -121,7 +124,7 @@ class Ledger:
 
 
 def sums_of(rows: Iterable[SavedTensor], kinds: Iterable[str]) -> dict[str, int]:
-    """Return the bytes of each kind of row that has any, in the order of ``kinds``."""
+    """Add up the rows' bytes by kind. Kinds without bytes are left out; the others are in the order of ``kinds``."""
     sums = dict.fromkeys(kinds, 0)
     for row in rows:
         sums[row.kind] += row.bytes
@@ -130,14 +133,14 @@ def sums_of(rows: Iterable[SavedTensor], kinds: Iterable[str]) -> dict[str, int]
 
 @contextmanager
 def record(module: nn.Module, adds_up: bool = True) -> Iterator[Ledger]:
-    """Record what stays alive for backward while the block runs ``module``'s forward pass.
+    """Record which tensors stay alive for backward while the block runs ``module``'s forward pass.
 
     Keep the output alive until the block ends: it holds the graph, and the graph holds the tensors. Works on any
-    module, on real and on fake tensors, on any device, and inside another ``record``. Hooks that are active outside the
-    block pack as before.
+    module, on real and on fake tensors, on any device, and inside another ``record``. Saved-tensor hooks from outside
+    the block still work.
 
     Args:
-        adds_up: False leaves the ledger's lists empty, for callers that only ask for ``names_of`` inside the block.
+        adds_up: False leaves the ledger's lists empty, for callers that only use ``storages`` or ``names_of``.
 
     Yields: the ledger, which is complete when the block ends.
     """

@@ -1,7 +1,7 @@
-"""Who is saving a tensor: the running module, the operation, the argument, the line of code.
+"""Find out who saves a tensor: the running module, the operation, the argument, the line of code.
 
-A saved-tensor hook is given nothing but the tensor. But it is called from inside the operation: OperationTracker keeps
-a stack of the torch functions, and of the autograd Functions, that are running, and reads the top of it.
+A saved-tensor hook gets nothing but the tensor. But it is called while the operation runs. So OperationTracker keeps a
+stack of the torch functions and autograd Functions that are running; the top of the stack saves the tensor.
 """
 
 import os
@@ -30,9 +30,10 @@ UNKNOWN = "unknown"
 
 
 class RunningModules:
-    """The modules that are running, the innermost last, by the names that ``module`` has for its parts.
+    """A stack of the modules that are running, with the names that ``module.named_modules()`` gives them.
 
-    A part that has several names gets the one by which the running module around it knows it.
+    A submodule may have several names, as with shared weights. It then gets the one that it has in the module that is
+    running around it.
     """
 
     def __init__(self, module: nn.Module):
@@ -50,12 +51,15 @@ class RunningModules:
 
     @property
     def name_or_node(self) -> str:
-        """Name of the innermost running module; in backward that of the autograd node, unless it runs the module."""
+        """Name of what is running: in forward the innermost module, in backward the autograd node.
+
+        If the node runs a module, as a checkpoint does, it is the innermost module's name.
+        """
         node = node_running()
         return self.name if self._running and self._running[-1][2] == node else node
 
     def enter(self, part: nn.Module) -> None:
-        """Note that ``part`` begins to run."""
+        """Note that the forward pass of the submodule ``part`` begins."""
         names = self._parts_of[self._root]
         part_name = names.get(id(part), type(part).__name__)
         outer = next(((module, name) for module, name, _ in reversed(self._running) if id(module) in names), None)
@@ -68,7 +72,10 @@ class RunningModules:
         self._running.append((part, part_name, node_running()))
 
     def leave(self, part: nn.Module) -> None:
-        """Note that ``part`` has ended. A module that began before the recording is not among the running ones."""
+        """Note that the forward pass of ``part`` has ended.
+
+        Modules whose forward began before the tracking are not on the stack; their end changes nothing else.
+        """
         while self._running and self._running.pop()[0] is not part:
             pass
 
@@ -78,7 +85,7 @@ def _names_in(module: nn.Module) -> dict[int, str]:
 
 
 def is_compiled(model: nn.Module) -> bool:
-    """Return whether torch.compile was asked for, for the model or a module in it."""
+    """Return whether the model or a module in it is compiled by torch.compile."""
     places = (
         place
         for module in model.modules()
@@ -88,17 +95,17 @@ def is_compiled(model: nn.Module) -> bool:
 
 
 class OperationTracker(TorchFunctionMode):
-    """Follows the torch functions and the modules that run.
+    """A context that tracks which modules and which torch functions are running.
 
     Args:
-        module: the root, whose names for its parts are used.
-        follows_functions: False follows modules alone and needs no mode. In a mode torch compiles a checkpoint's second
-            run differently from its first.
+        module: the root; its submodules are named as in its ``named_modules()``.
+        follows_functions: False tracks modules only, without a TorchFunctionMode. Use it for compiled models: under
+            such a mode torch compiles a checkpoint's second run differently from its first.
 
     Attributes:
         weights: the storages of the module's parameters and buffers.
-        inputs, outputs: the storages of what outermost modules were given and returned.
-        input_tensors, output_tensors: the tensors in the same values, by weak references.
+        inputs, outputs: the storages of all inputs and outputs of outermost modules.
+        input_tensors, output_tensors: weak references to the tensors of these inputs and outputs.
         checkpoint_ran: True once one of torch's checkpoints ran, which can hold tensors that hooks don't see.
     """
 
@@ -118,7 +125,7 @@ class OperationTracker(TorchFunctionMode):
 
     @property
     def module(self) -> str:
-        """Name of the innermost running module, as ``RunningModules`` has it."""
+        """Name of the innermost running module, as in ``named_modules()``; "" for the root."""
         return self._modules.name
 
     @property
@@ -188,12 +195,14 @@ class OperationTracker(TorchFunctionMode):
         return note
 
     def saver_of(self, tensor: Tensor) -> tuple[str, str, str]:
-        """Return the operation, the argument and the line of the call that is saving ``tensor`` right now.
+        """Return which call is saving ``tensor``; to be called from a saved-tensor hook.
 
-        Call this from a saved-tensor hook. A Function whose ``apply`` was looked up before this tracker began
-        (``square = Square.apply``) is not on the stack. Then the operation is the Function that last called
-        ``save_for_backward``, if that was with ``tensor``, and the argument is "unknown". An operation that can't be
-        found is "unknown" too.
+        A Function whose ``apply`` was looked up before this tracker began (``square = Square.apply``) is not on the
+        stack. It is still found if it was the last to call ``save_for_backward`` and did so with ``tensor``; the
+        argument is then "unknown".
+
+        Returns: the operation's name ("unknown" if it can't be found), the argument that the tensor is ("0", "1", …, a
+            keyword, or the name given to ``keep``; "" for none), and file and line of the call.
         """
         if self._operations:
             func, args, kwargs, frame = self._operations[-1]
@@ -213,13 +222,13 @@ def kept_as(op: str, argument: str) -> str:
     """Return the name under which ``keep`` saved a tensor; "" if it had none, or if another operation saved it.
 
     Args:
-        op, argument: as ``OperationTracker.saver_of`` has them.
+        op, argument: as ``OperationTracker.saver_of`` returns them.
     """
     return argument if op == FUNCTIONS["keep"].__name__ and not argument.isdigit() else ""
 
 
 def in_checkpoint(frame: FrameType | None) -> bool:
-    """Whether one of torch's checkpoints runs in this frame or around it."""
+    """Return whether one of torch's checkpoints is running: whether the frame or one of its callers is in its file."""
     while frame is not None:
         if frame.f_code.co_filename == torch.utils.checkpoint.__file__:
             return True
@@ -228,7 +237,10 @@ def in_checkpoint(frame: FrameType | None) -> bool:
 
 
 def line_of(frame: FrameType | None) -> str:
-    """Return file and line of the first frame from ``frame`` on that is the user's code; "" if none is."""
+    """Return ``file:line`` of the innermost user code: of ``frame``, or else of its nearest caller that is the user's.
+
+    Code of torch and of this folder is not the user's. "" if there is no user code.
+    """
     # One frame at a time: a list of them would hold this frame, and with it all their variables.
     while frame is not None:
         if not frame.f_code.co_filename.startswith(_NOT_THEIRS):
@@ -238,7 +250,10 @@ def line_of(frame: FrameType | None) -> str:
 
 
 def view_of(tensor: Tensor) -> tuple:
-    """Return a key that tells different views of one storage apart; a transposed view has the key of the original."""
+    """Return a key by which to compare views of one storage: two that hold the same elements have the same key.
+
+    So a tensor and its transpose have one key.
+    """
     try:
         return tensor.storage_offset(), tuple(sorted(zip(tensor.stride(), tensor.shape)))
     except (RuntimeError, NotImplementedError):  # a strided nested tensor has no single shape

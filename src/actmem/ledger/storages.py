@@ -1,5 +1,5 @@
-"""What every count of bytes needs: the tensors inside a value, their storages, storages'
-lifetimes, replaced functions.
+"""Tools of every count of bytes: find tensors and their storages inside a value, follow a storage until it is freed,
+replace a function for a while.
 """
 
 import time
@@ -34,10 +34,10 @@ _SPARSE_PARTS = {
 def tensors_in(value: object, depth: int = _DEEPEST) -> Iterator[Tensor]:
     """Yield the tensors in nested lists, dicts, dataclasses and plain objects, each once.
 
-    A key-value cache or a Hugging Face ModelOutput is such an object. Modules are not looked into.
+    It finds the tensors of a key-value cache or a Hugging Face ModelOutput, for instance. It doesn't look into modules.
 
     Args:
-        depth: how many objects deep to look.
+        depth: how many levels of nesting to look into.
     """
     return _inside(value, depth, {})
 
@@ -63,10 +63,10 @@ def _inside(value: object, depth: int, seen: dict[int, object]) -> Iterator[Tens
 
 
 def plain_tensors(tensor: Tensor) -> list[Tensor]:
-    """Return the tensors that hold a tensor's data.
+    """Return the strided tensors that hold a tensor's data.
 
-    They are ``tensor`` itself, the parts of a sparse one, or what a wrapper such as DTensor wraps. The list is empty if
-    ``tensor`` can't be looked into.
+    For a plain tensor it is the tensor itself, for a sparse one its indices and values, for a wrapper such as DTensor
+    the wrapped tensors. The list is empty if torch gives no access to them.
     """
     if type(tensor) in _PLAIN and tensor.layout is torch.strided:  # nearly all, and quickly
         return [tensor]
@@ -84,9 +84,11 @@ def plain_tensors(tensor: Tensor) -> list[Tensor]:
 
 
 def stored_parts(value: object, depth: int = _DEEPEST) -> list[tuple[torch.UntypedStorage, Tensor]]:
-    """Return the plain tensors in ``value``, each in a pair with its storage.
+    """Return a pair (storage, tensor) for each plain tensor in ``value``; wrapped and sparse tensors are unpacked.
 
-    Tensors without a storage of their own are left out.
+    Args:
+        value: as for ``tensors_in``.
+        depth: how many levels of nesting to look into.
     """
     parts = [part for tensor in tensors_in(value, depth) for part in plain_tensors(tensor)]
     return [(storage, part) for part in parts if (storage := storage_of(part)) is not None]
@@ -98,7 +100,7 @@ def storages_in(value: object) -> list[torch.UntypedStorage]:
 
 
 def storages_of(*tensors: Tensor) -> WeakSet[torch.UntypedStorage]:
-    """Return the storages that hold the data of ``tensors``, in a set that holds them weakly."""
+    """Return a set of weak references to the storages that hold the data of ``tensors``."""
     return WeakSet(storages_in(tensors))
 
 
@@ -113,14 +115,14 @@ def storage_of(value: object) -> torch.UntypedStorage | None:
 
 
 class StorageLifetimes:
-    """Follows storages, held weakly, from when each is first seen until nothing refers to it.
+    """Follows storages by weak references, from ``begin`` until each is freed, and adds up their bytes.
 
     Args:
-        changed: called with a storage's number and its new bytes when its size changes, and with None for the bytes
-            when it ends. Numbers count the storages in the order in which they were first seen.
+        changed: called when a storage's size changes, with the storage's number and its new bytes; and when the storage
+            is freed, with its number and None. A storage's number is its place in the order of ``begin``, from 0.
 
     Attributes:
-        bytes: of all storages that are alive.
+        bytes: the sum over all storages that are alive.
         numbers: the number of each storage that is alive.
     """
 
@@ -131,7 +133,7 @@ class StorageLifetimes:
         self.numbers: WeakKeyDictionary[torch.UntypedStorage, int] = WeakKeyDictionary()
 
     def begin(self, storage: torch.UntypedStorage) -> int:
-        """Follow a storage that is not followed yet; returns its number."""
+        """Start to follow a storage that is not followed yet, and return its number."""
         number, size = len(self._sizes), storage.nbytes()
         self.numbers[storage] = number
         self._sizes.append(size)
@@ -140,14 +142,15 @@ class StorageLifetimes:
         return number
 
     def resized(self, storage: torch.UntypedStorage) -> None:
-        """Note a storage's size, which may have changed."""
+        """Look at a followed storage's size, and update ``bytes`` if it has changed."""
         number = self.numbers.get(storage)
         if number is not None and self._sizes[number] != storage.nbytes():
             self._change(number, storage.nbytes())
 
     def resizing(self, resize: Callable) -> Callable:
-        """Wrap ``torch.UntypedStorage.resize_`` so that the new size is noted: FSDP and pipeline stages resize storages
-        below all operations.
+        """Wrap ``torch.UntypedStorage.resize_`` so that it also notes the new size.
+
+        FSDP and pipeline stages call it to free or fill a storage, which no dispatch mode sees.
         """
 
         def run(storage, size):
@@ -158,7 +161,7 @@ class StorageLifetimes:
         return run
 
     def forget(self, storage: torch.UntypedStorage) -> None:
-        """Stop following a storage, as if it had ended."""
+        """Stop following a storage, as if it had been freed."""
         if storage in self.numbers:
             self._change(self.numbers.pop(storage), None)
 
@@ -169,7 +172,7 @@ class StorageLifetimes:
 
 
 def shape_of(tensor: Tensor) -> tuple[int, ...]:
-    """Return the tensor's shape; of a strided nested tensor, which has no single shape, the number of its elements."""
+    """Return a tensor's shape; for a strided nested tensor, which has no single shape, its number of elements."""
     try:
         return tuple(tensor.shape)
     except RuntimeError:
@@ -178,10 +181,12 @@ def shape_of(tensor: Tensor) -> tuple[int, ...]:
 
 @contextmanager
 def replaced(owner: object, name: str, make: Callable[[Callable], object]) -> Iterator[None]:
-    """Replace ``owner.name`` by ``make(original)`` while the block runs.
+    """Replace the attribute ``name`` of ``owner`` by ``make(original)`` while the block runs.
 
     Args:
-        owner: a module or a class. A static method stays one, and what a class inherits is inherited again afterwards.
+        owner: a module, a class or an object. A static method stays static, and an inherited attribute is inherited
+            again after the block.
+        make: gets the original function and returns the one to use in its place.
     """
     before = vars(owner).get(name)
     original: Any = before or getattr(owner, name)
@@ -199,9 +204,10 @@ def replaced(owner: object, name: str, make: Callable[[Callable], object]) -> It
 
 @contextmanager
 def noting_states(note: Callable[[Tensor], object]) -> Iterator[None]:
-    """In the block, call ``note`` with each random-number state that is read.
+    """While the block runs, call ``note`` with the state of each random-number generator that somebody reads.
 
-    No operation returns such a state: torch's ``get_rng_state`` and ``recompute.generator_states`` do.
+    No operation of torch's dispatcher returns such a state, so this wraps torch's ``get_rng_state`` and
+    ``recompute.generator_states``.
     """
 
     def make(get_state):
@@ -221,10 +227,10 @@ def noting_states(note: Callable[[Tensor], object]) -> Iterator[None]:
 
 
 def settled(count: Callable[[], int]) -> int:
-    """Return ``count()`` once it no longer changes.
+    """Call ``count`` until its result no longer changes, and return that.
 
-    gloo's threads free a tensor a moment after its collective ends, so a count made at once can still include the last
-    tensor. It never misses one: a count of zero is right at once.
+    After a collective, gloo's threads free its tensor a moment later, so an early count can have one tensor too many.
+    It never has one too few, so a count of zero is returned at once.
     """
     number = count()
     if number and dist.is_available() and dist.is_initialized() and dist.get_backend() == "gloo":

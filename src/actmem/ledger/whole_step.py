@@ -1,9 +1,9 @@
-"""One training step: the curve of live bytes, and the bill at its peak, with one line for each storage alive there.
+"""One training step: the live bytes after each operation, and the bill: a row for each storage alive at the peak.
 
-A dispatch mode notes each operation's results, below autograd, and adds up what is alive after each: every storage has
-a life, from birth to death. Memory that a kernel allocates and frees inside itself is not seen, nor are the 8 bytes on
-the host in which torch keeps a Python number that backward needs (the 2 of ``x * 2``). A storage gets its name when the
-step is over: by then it is known whose gradient it became, or what autograd saved it for.
+A dispatch mode sees each operation's results, and follows each storage until it is freed. Not seen are memory that a
+kernel allocates and frees inside itself, and the 8 bytes on the host in which torch keeps a Python number for backward
+(the 2 of ``x * 2``). A storage gets its name after the step: only then is it known whether it became a gradient, or
+which operation saved it for backward.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -35,17 +35,16 @@ BILL_KINDS = (
 
 @dataclass
 class StepBill:
-    """What ``step`` saw.
+    """The memory of one training step, as ``step`` and ``watch_step`` return it.
 
     Attributes:
         peak_bytes: the most bytes alive after any operation.
-        peak_at: the index of that peak in ``curve``.
-        peak: the bill, the storages alive at the peak; their bytes add up to ``peak_bytes``.
+        peak_at: the index of the peak in ``curve``.
+        peak: the bill: a row for each storage alive at the peak. Their bytes add up to ``peak_bytes``.
         curve: live bytes after each operation.
-        phases: name of each phase (forward, backward, optimizer) and the index in ``curve`` at which it begins, in
-            order.
-        lives: for each storage its line, and pairs of an index in ``curve`` and its bytes from then on; the last has 0
-            bytes if the storage died.
+        phases: pairs of a phase's name (forward, backward, optimizer) and the index in ``curve`` at which it begins.
+        lives: for each storage of the step its row, and its size over time: pairs of an index in ``curve`` and the
+            bytes from there on. The last pair has 0 bytes if the storage was freed.
     """
 
     peak_bytes: int = 0
@@ -73,16 +72,18 @@ def step(
     loss: Callable[[Any], Tensor] | None = None,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> StepBill:
-    """Run one training step and find its peak: forward, backward, and the optimizer's step if there is an optimizer.
+    """Run one training step (forward, backward, and the optimizer's step if there is one) and measure its memory.
 
-    Gradients stay. To have optimizer states from the start, run one step before.
+    Gradients are left in ``.grad``. The first step also makes the optimizer's states; for a later step's memory, call
+    this twice.
 
     Args:
         batch: the model's input, as for ``census``: a tuple of positional arguments, a dict of keyword arguments, or
             any other value as the only argument.
         loss: computes a scalar from the model's output. None: the output's ``loss`` if it has one, else the sum of its
-            first tensor.
+            first floating-point tensor.
 
+    Returns: the bill of the step.
     Raises: ConfigError if the loss is not one number that needs a gradient, or if the optimizer needs a closure.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
@@ -104,9 +105,9 @@ def _scalar(loss: Any) -> Tensor:
 
 
 def loss_of(output: Any) -> Tensor:
-    """Return the loss that an output carries, or else the sum of its first floating-point or complex tensor.
+    """Return a model output's ``loss``, or if it has none, the sum of its first floating-point or complex tensor.
 
-    Raises: ConfigError if it has none of these.
+    Raises: ConfigError if the output has no such tensor either.
     """
     carried = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(carried, Tensor):
@@ -123,11 +124,11 @@ def loss_of(output: Any) -> Tensor:
 def watch_step(
     model: nn.Module, optimizer: torch.optim.Optimizer | None = None, batch: Any = None
 ) -> Iterator[StepBill]:
-    """Watch a training step that the block runs, of any form: a pipeline's, or one of several microbatches.
+    """Measure a training step that the block runs itself, such as a pipeline's, or one with several microbatches.
 
     Args:
-        optimizer: its states and its ``step`` are then named as such.
-        batch: the tensors in it are named as inputs.
+        optimizer: lets the bill name the optimizer's states and the phase of its ``step``.
+        batch: lets the bill name the tensors in it as inputs.
 
     Yields: the bill, which is complete when the block ends.
     """
@@ -165,20 +166,26 @@ def watch_step(
 
 
 def size_at(sizes: list[tuple[int, int]], moment: int) -> int:
-    """Return the bytes at a moment, from pairs of a moment and the bytes from then on."""
+    """Return a storage's bytes at one moment, from its sizes over time.
+
+    Args:
+        sizes: pairs of a moment and the bytes from then on, in order.
+        moment: an index in the step's ``curve``.
+    """
     return next((size for start, size in reversed(sizes) if start <= moment), 0)
 
 
 @dataclass
 class StorageLife:
-    """One storage's life.
+    """What is known of one storage of a step: where it came from, its size over time, and its name on the bill.
 
     Attributes:
-        origin: how it came to be.
+        origin: where it came from.
         phase: the phase in which it was first seen.
-        sizes: pairs of a moment and its bytes from then on; the last has 0 bytes if it died.
-        label: kind, name and operation, if something named it; else None.
-        kind: its kind, if only a look at the storage could tell; else "".
+        sizes: pairs of an index in the step's ``curve`` and the storage's bytes from then on; the last has 0 bytes if
+            the storage was freed.
+        label: kind, name and operation, if it belongs to the model, the optimizer or the batch; else None.
+        kind: its kind if it is a copy of weights or a constant, from ``ProvenanceTracker.kind_of``; else "".
         is_output: whether an outermost module returned it.
     """
 
@@ -190,15 +197,16 @@ class StorageLife:
     is_output: bool = False
 
     def bill_line(self) -> SavedTensor:
-        """Return its line on the bill, with the bytes that it had first."""
+        """Return the storage's row for the bill, with the bytes that the storage had at first."""
         kind, module, op, argument = _named(self)
         return SavedTensor(module, op, argument, self.origin.shape, self.origin.dtype, self.sizes[0][1], "", kind)
 
 
 class StepHistory:
-    """The life of every storage in a step, and the live bytes after every operation.
+    """Collects a step's curve of live bytes and a StorageLife for each storage, while the step runs.
 
-    A moment is an index in ``curve``. What is born or dies between two counts is there, or gone, at the second.
+    ``curve`` gets an entry after each operation. A storage made or freed in between counts as made or freed at the next
+    entry.
     """
 
     def __init__(self) -> None:
@@ -209,14 +217,14 @@ class StepHistory:
         self.phases: list[tuple[str, int]] = []
 
     def enter(self, phase: str) -> None:
-        """Begin a phase, unless it is the present one."""
+        """Begin a phase such as "backward", unless the step is already in it."""
         if phase != self.phase:
             self.phase = phase
             self.phases.append((phase, len(self.curve)))
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
-        """Set the phase of the block, or of each call of a function that this decorates."""
+        """Set the phase while the block runs; as a decorator, during each call of the function."""
         before = self.phase
         self.enter(phase)
         try:
@@ -225,17 +233,17 @@ class StepHistory:
             self.enter(before)
 
     def count(self) -> None:
-        """Note the bytes that are alive now: a new moment."""
+        """Append the bytes that are alive now to ``curve``."""
         self.curve.append(self.lifetimes.bytes)
 
     def after(self, storages: list[torch.UntypedStorage]) -> None:
-        """Note sizes and live bytes after an operation on these storages has ended."""
+        """Note an operation's end: look at the sizes of its storages, and append the live bytes to ``curve``."""
         for storage in storages:
             self.lifetimes.resized(storage)
         self.count()
 
     def begin(self, storage: torch.UntypedStorage, origin: Provenance) -> None:
-        """Begin the life of a storage, unless it is followed already."""
+        """Start to follow a storage, unless it is followed already."""
         if storage not in self.lifetimes.numbers:
             self.lives.append(StorageLife(origin, self.phase, [(len(self.curve), storage.nbytes())]))
             self.lifetimes.begin(storage)
@@ -244,12 +252,12 @@ class StepHistory:
         self.lives[number].sizes.append((len(self.curve), size or 0))
 
     def label_storages(self, value: object, kind: str, name: str, op: str) -> None:
-        """Give all storages of ``value`` a label, unless they have one, and follow them from now on at the latest.
+        """Label all storages in ``value`` that have no label yet, and start to follow those that are not followed.
 
         Args:
             kind: one of BILL_KINDS.
-            name: what the bill has as the module.
-            op: what the bill has as the operation.
+            name: for the bill's column "module".
+            op: for the bill's column "operation".
         """
         for storage, part in stored_parts(value):
             self.begin(storage, Provenance(False, op, module=name, shape=shape_of(part), dtype=part.dtype))
@@ -274,7 +282,10 @@ class StepHistory:
         self.label_storages(batch, "input", "", "input")
 
     def classify(self, provenance: ProvenanceTracker) -> None:
-        """Set the kinds of those storages alive whose kind only a look at the storage itself can tell."""
+        """Set ``kind`` and ``is_output`` of the storages that are alive, from their provenance.
+
+        Only copies and constants get a kind. It can't be found later, because that needs the storage itself.
+        """
         for storage, number in list(self.lifetimes.numbers.items()):
             life = self.lives[number]
             origin = life.origin

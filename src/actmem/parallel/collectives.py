@@ -1,9 +1,10 @@
 """All-reduce (sum and maximum), and all-gather and reduce-scatter along dimension 0.
 
-Dimension 0 is the sequence (activations are ``[s, b, h]``), so no collective needs a transpose before or after it. None
-writes to the caller's tensor unless told to. With one rank each returns its input itself, with its graph; with more
-ranks the result is a new tensor without a graph. So none is differentiable; ``conjugates`` has those that are. Where a
-matmul can overlap a collective there are two forms: ``start_…`` returns at once, the plain form waits.
+Dimension 0 is the sequence (activations are ``[s, b, h]``), so no collective needs a transpose before or after it. A
+collective writes to the caller's tensor only if told to (``in_place``). With one rank it returns its input itself, with
+its autograd graph; with more ranks it returns a new tensor without a graph. So these collectives are not
+differentiable; ``conjugates`` has those that are. Where a matmul can overlap a collective there are two forms:
+``start_…`` returns at once, the plain form waits.
 """
 
 import torch
@@ -22,10 +23,10 @@ class Pending:
     """A collective in progress. ``wait()`` returns its result; on CUDA only the stream waits.
 
     Args:
-        result: where the result arrives.
-        work: torch's handle; None if there is nothing to wait for.
-        parts: if more than 1, ``result`` receives the parts of so many ranks one after the other, and ``wait`` adds
-            them up.
+        result: the tensor into which the collective writes.
+        work: torch's handle of the collective; None if there is nothing to wait for.
+        parts: if more than 1, ``result`` holds the parts from this many ranks, one after the other along dimension 0,
+            and ``wait`` returns their sum.
     """
 
     def __init__(self, result: Tensor, work: dist.Work | None = None, parts: int = 1):
@@ -47,7 +48,7 @@ def start_all_reduce(x: Tensor, tp: TensorParallel, *, in_place: bool = False, b
 
     Args:
         in_place: write the sum into ``x`` if it is contiguous, which saves a copy if nobody else reads ``x``.
-        by: the operation in place of the sum.
+        by: another reduction than the sum, such as the maximum.
     """
     if tp.size == 1:
         return Pending(x)
@@ -72,9 +73,9 @@ def start_reduce_scatter(x: Tensor, tp: TensorParallel) -> Pending:
     """Start to sum over the ranks and keep this rank's part: ``[s, …]`` in, ``[s/t, …]`` out.
 
     Over gloo, torch's reduce-scatter is an all-reduce of the whole tensor that discards the other ranks' parts: twice
-    the bytes, and more than twice the time. Here each rank sends every other rank the part that the other keeps, and
-    sums what arrives: (t-1)/t of the tensor from each rank, as around a ring. It is one operator of torch's dispatcher,
-    so that a tool that counts collectives there sees a reduce-scatter and not the all-to-all inside.
+    the bytes, and more than twice the time. Here each rank sends to every other rank the part that this other rank
+    keeps, and sums the parts that arrive. Each rank sends (t-1)/t of its tensor, as around a ring. All of it is one
+    operator of torch's dispatcher, so a tool that counts collectives there counts one reduce-scatter.
 
     Raises: ValueError if t does not divide dimension 0.
     """

@@ -6,9 +6,9 @@
     g       all-gather       reduce-scatter     enters it from a sequence-parallel region
     g_bar   reduce-scatter   all-gather         leaves it into one
 
-Each pair is conjugate: the backward of one is the forward of the other, so every ``backward`` below calls its
-conjugate.  None saves a tensor.  In place of g and a linear, ``linear`` has one function, which saves the shard and
-gathers again.
+f and f_bar are conjugate, and so are g and g_bar: the backward of one is the forward of the other.  So every
+``backward`` below calls the conjugate operator.  No operator saves a tensor.  Layers don't call g before a linear:
+``linear`` does both in one function, which saves the shard and gathers it again in backward.
 """
 
 from torch import Tensor
@@ -21,7 +21,7 @@ from actmem.parallel.groups import TensorParallel
 def f(x: Tensor, tp: TensorParallel) -> Tensor:
     """Enter a tensor-parallel block: identity forward, all-reduce backward.
 
-    ``[s, b, h]``, replicated, in and out. Saves nothing.
+    In and out: ``[s, b, h]``, the same on all t ranks. Saves nothing.
     """
     return _F.apply(x, tp)
 
@@ -29,7 +29,8 @@ def f(x: Tensor, tp: TensorParallel) -> Tensor:
 def f_bar(x: Tensor, tp: TensorParallel) -> Tensor:
     """Leave a tensor-parallel block: all-reduce forward, identity backward.
 
-    In: ``[s, b, h]``, a partial sum on each of the t ranks. Out: the whole sum, replicated. Saves nothing.
+    In: ``[s, b, h]``, a partial sum on each of the t ranks. Out: their sum ``[s, b, h]``, the same on all ranks.
+    Saves nothing.
     """
     return _FBar.apply(x, tp, False)
 
@@ -37,7 +38,7 @@ def f_bar(x: Tensor, tp: TensorParallel) -> Tensor:
 def g(x: Tensor, tp: TensorParallel) -> Tensor:
     """Gather the sequence: all-gather forward, reduce-scatter backward.
 
-    ``[s/t, b, h]`` in, ``[s, b, h]`` out. Saves nothing.
+    In: ``[s/t, b, h]``, this rank's tokens. Out: ``[s, b, h]``, all tokens. Saves nothing.
     """
     return _G.apply(x, tp)
 
@@ -45,24 +46,25 @@ def g(x: Tensor, tp: TensorParallel) -> Tensor:
 def g_bar(x: Tensor, tp: TensorParallel) -> Tensor:
     """Sum and scatter the sequence: reduce-scatter forward, all-gather backward.
 
-    In: ``[s, b, h]``, a partial sum on each of the t ranks. Out: the sum's shard, ``[s/t, b, h]``. Saves nothing.
+    In: ``[s, b, h]``, a partial sum on each of the t ranks. Out: ``[s/t, b, h]``, this rank's tokens of their sum.
+    Saves nothing.
     """
     return _GBar.apply(x, tp)
 
 
 def f_or_g(x: Tensor, tp: TensorParallel) -> Tensor:
-    """Enter a block: g under sequence parallelism, else f.
+    """Enter a tensor-parallel block: g under sequence parallelism, else f.
 
-    Of the linears only the plain form (``keep_gathered_input``) calls it; ``linear._ColumnParallel`` gathers on its
-    own.
+    A column-parallel linear calls it only with ``keep_gathered_input``; otherwise the linear gathers its input itself.
     """
     return g(x, tp) if tp.sequence_parallel else f(x, tp)
 
 
 def f_bar_or_g_bar(x: Tensor, tp: TensorParallel) -> Tensor:
-    """Leave a block: ḡ under sequence parallelism, else f̄ in place.
+    """Leave a tensor-parallel block: g_bar under sequence parallelism, else f_bar.
 
-    f̄ writes into x, so nothing else may read x, and the operation that made x may not have saved it.
+    f_bar here writes its result into x. So nothing else may read x, and the operation that made x may not have saved
+    it for backward.
     """
     if tp.size == 1:
         return x

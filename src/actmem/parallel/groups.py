@@ -13,13 +13,14 @@ from actmem.config import ConfigError
 class TensorParallel:
     """A tensor-parallel group: its process group, the number of ranks t, and this rank.
 
-    Copies of a module share its group, which can't be saved: save ``module.state_dict()``.
+    A module that holds one can't be pickled, because a process group can't: save ``module.state_dict()``. A deep copy
+    of the module uses the same process group.
 
     Args:
         group: the process group; None: all ranks.
         size: t.
         rank: this rank's number in the group, from 0.
-        sequence_parallel: layer norms, dropouts and residuals hold s/t tokens on each rank.
+        sequence_parallel: True if layer norms, dropouts and residuals work on s/t tokens on each rank.
         keep_gathered_input: the plain form of sequence parallelism, for comparison, which saves the gathered input of
             every column-parallel linear.
     """
@@ -32,7 +33,7 @@ class TensorParallel:
 
     @property
     def sequence_parts(self) -> int:
-        """Number of shards of the sequence between the blocks: t under sequence parallelism, else 1."""
+        """Number of shards of the sequence outside attention and MLP: t under sequence parallelism, else 1."""
         return self.size if self.sequence_parallel else 1
 
     def __deepcopy__(self, memo: dict) -> TensorParallel:
@@ -42,7 +43,12 @@ class TensorParallel:
 def tensor_parallel(
     group: dist.ProcessGroup | None = None, *, sequence_parallel: bool = False, keep_gathered_input: bool = False
 ) -> TensorParallel:
-    """Describe ``group`` (default: all ranks) from this rank. It needs an initialised process group.
+    """Make the TensorParallel of a process group, with this rank's number in it.
+
+    ``torch.distributed`` must be initialised. The other arguments are those of TensorParallel.
+
+    Args:
+        group: this rank must be in it; None: all ranks.
 
     Raises: ConfigError if this rank is not in the group.
     """

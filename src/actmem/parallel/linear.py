@@ -1,4 +1,4 @@
-"""The linears of tensor parallelism, and the gradients of which a rank computes only a part.
+"""Column- and row-parallel linears, and the sum over the ranks of gradients of which each rank has only a part.
 
 Column and row refer to A in Y = XA. torch stores Aᵀ, ``[out, in]``, so a column-parallel weight is sharded along
 dimension 0 of ``weight`` and a row-parallel one along dimension 1.
@@ -29,8 +29,8 @@ class ColumnParallelLinear(ParallelModule):
 
     Args of ``forward``: ``[s, b, in]`` replicated, or ``[s/t, b, in]`` under sequence parallelism.
     Returns: ``[s, b, out/t]``.
-    Saves: its input as given, e·sb·in bytes or 1/t of that, and nothing if the weight is frozen. The plain form
-        (``keep_gathered_input``) saves the gathered input, e·sb·in.
+    Saves: its input as given: e·sb·in bytes, or 1/t of that under sequence parallelism, with e bytes an element. With
+        ``keep_gathered_input`` it saves the gathered input, e·sb·in. If the weight is frozen it saves nothing.
     Raises: ConfigError if t does not divide ``out_features``.
     Source: 2205.05198 section 4.2, figures 4 to 6.
     """
@@ -49,9 +49,10 @@ class ColumnParallelLinear(ParallelModule):
 
 
 def column_parallel(x: Tensor, tp: TensorParallel, *weights: Tensor, bias: Tensor | None = None) -> tuple[Tensor, ...]:
-    """Multiply one input by several column-parallel weights (Q, K and V; gate and up).
+    """Multiply one input by several column-parallel weights, such as those of Q, K and V, or of gate and up.
 
-    Forward gathers once for all weights (under sequence parallelism), and backward reduces once.
+    The weights share the collectives: under sequence parallelism forward gathers the input once, and backward reduces
+    its gradient once.
 
     Args:
         x: ``[s, b, in]`` replicated, or ``[s/t, b, in]`` under sequence parallelism.
@@ -81,16 +82,16 @@ def autocast_dtype(x: Tensor) -> torch.dtype:
 
 
 class RowParallelLinear(ParallelModule):
-    """Y = XA + bias with A sharded by rows: each rank computes a partial sum of Y, and the ranks add up.
+    """Y = XA + bias with A sharded by rows: each rank computes a partial sum of Y, and a collective adds these up.
 
-    The bias is added once, after the sum.
+    The bias is added once, after the collective.
 
     Args:
         seed: of the weight, the same on all t ranks; None draws one from torch's CPU generator.
 
     Args of ``forward``: ``[s, b, in/t]``.
     Returns: ``[s, b, out]``, or ``[s/t, b, out]`` under sequence parallelism.
-    Saves: its input, e·sb·in/t bytes, and nothing if the weight is frozen.
+    Saves: its input, e·sb·in/t bytes with e bytes an element; nothing if the weight is frozen.
     Raises: ConfigError if t does not divide ``in_features``.
     Source: 2205.05198 section 4.2, figures 4 to 6.
     """
@@ -165,17 +166,18 @@ def _input_gradient(grads: Sequence[Tensor], weights: Sequence[Tensor]) -> Tenso
 
 
 def as_rows(x: Tensor) -> Tensor:
-    """Return ``[…, n]`` as ``[rows, n]``, a view if x is contiguous; ``[n]`` becomes one row."""
+    """Return x ``[…, n]`` as ``[rows, n]``, a view if x is contiguous; ``[n]`` becomes one row."""
     return x.reshape(-1, x.shape[-1])
 
 
 @torch.no_grad()
 def reduce_partial_gradients(module: nn.Module, tp: TensorParallel) -> None:
-    """All-reduce the gradients that are partial on each rank. Call it once an iteration, after backward.
+    """All-reduce the gradients of which each rank has only a part. Call it once an iteration, after backward.
 
-    It reduces ``main_grad`` where a parameter has one, else ``grad``, of the parameters that ``mark_partial_gradient``
-    marked and of key and value heads that several ranks hold. It runs one all-reduce for each dtype. For such heads a
-    rank adds its part to zeros for all heads, so no further process group is needed.
+    These are the gradients of parameters that ``mark_partial_gradient`` marked, and of key and value heads that several
+    ranks hold. It sums ``main_grad`` if a parameter has one, else ``grad``, with one all-reduce for each dtype. A
+    shared head's gradient goes into a tensor of zeros for all heads, so that this all-reduce sums it too and no further
+    process group is needed.
     """
     if tp.size == 1:
         return
@@ -197,15 +199,15 @@ def reduce_partial_gradients(module: nn.Module, tp: TensorParallel) -> None:
 
 
 def load_dense(module: nn.Module, dense: dict[str, Tensor], tp: TensorParallel, *, strict: bool = True) -> None:
-    """Copy this rank's part of an unsharded state dict into a sharded module, name by name.
+    """Copy this rank's shards of an unsharded state dict into a sharded module.
 
     Args:
-        dense: the unsharded tensors by the names of the module's parameters.
-        strict: False accepts names that the module doesn't have, as a pipeline stage does that loads its part of a
+        dense: the unsharded tensors, by the names of the module's parameters.
+        strict: False ignores names that the module doesn't have: a pipeline stage loads its layers out of a whole
             model.
 
-    Raises: ConfigError on a missing name, on a tensor of another shape, and if ``strict`` on a name that the module
-        doesn't have. Nothing has been copied then.
+    Raises: ConfigError if ``dense`` lacks a parameter's name, if a tensor has another shape, and with ``strict`` if
+        ``dense`` has a name that the module lacks. In these cases nothing is copied.
     """
     parameters = dict(module.named_parameters())
     if strict and (unknown := dense.keys() - parameters.keys()):

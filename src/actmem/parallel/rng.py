@@ -1,4 +1,4 @@
-"""Which dropout draws must agree between ranks, and dropout that draws its mask early.
+"""Dropout under tensor parallelism: which ranks must draw the same mask, and masks that are drawn early.
 
 Replicated tensors need the same dropout mask on every rank, or the replicas drift apart.  Sharded tensors need a
 different mask on each rank, or every shard repeats one pattern.  So each rank has two streams of random numbers.
@@ -23,21 +23,20 @@ from actmem.torch_private import backward_pass
 
 
 class DropoutStreams:
-    """Two random-number generators on one device, both seeded from ``seed``.
+    """Two random-number generators for dropout: one with equal numbers on all ranks, one with different numbers.
 
-    A deep copy goes on with the same numbers as the original, so give each layer of a model streams or a seed of its
-    own.
+    A deep copy draws the same numbers as the original. So don't copy one for several layers; give each its own seed.
 
     Args:
         seed: the same on all ranks of the group.
-        data_parallel_rank: which copy of the model this is. The copies read different samples, so each draws other
+        data_parallel_rank: which copy of the model this is. The copies read different samples, and each draws different
             numbers.
 
     Attributes:
         replicated: draws the same numbers on all ranks of the group.
         sharded: draws different numbers on each rank.
-        between_blocks: the one of the two for what lies between a layer's blocks, where after f_bar every rank has all
-            tokens, and after g_bar only its own.
+        between_blocks: the generator for the dropouts after attention and MLP: ``sharded`` under sequence parallelism,
+            where each rank has its own tokens there, else ``replicated``.
     """
 
     def __init__(
@@ -57,22 +56,22 @@ _REMEMBERED = 1024
 
 
 class DropoutMask(nn.Module):
-    """Draws a dropout mask and keeps it for backward; ``Mask.drop`` applies it later.
+    """Dropout in two steps: draws a mask and saves it for backward now; ``Mask.drop`` applies it later.
 
-    A layer draws the mask before the matmul to whose output it is applied: a checkpoint has then seen everything that
-    backward reads, and its second run can stop before that matmul.
+    A layer draws the mask before the matmul to whose output it applies the mask. So the mask is saved before that
+    matmul, and when a checkpoint runs the layer again, it can stop before the matmul.
 
     Args:
-        p: the probability of a dropped element, rounded to a multiple of 1/65536, and the scale with it: on a CPU one
-            64-bit draw then decides four elements, several times faster than a draw for each.
+        p: the probability of a dropped element. It is rounded to a multiple of 1/65536, and the scale 1/(1−p) follows:
+            on a CPU one 64-bit draw then decides four elements, which is several times faster than four draws.
         generator: what to draw from; None: torch's default generator.
 
     Args of ``forward``: a tensor of the mask's shape (only its shape and device are read), and a name for the mask in
-        ``terms``, which may drop the mask: its recipe draws it again.
+        ``terms``. If ``terms`` drops the mask, backward draws it again.
     Returns: a Mask.
     Saves: 1 byte an element. For p = 0 and after ``eval()`` it draws and saves nothing.
-    Raises: ConfigError unless 0 <= p < 1, and on a GPU if a mask is to be dropped whose generator is None, which can't
-        draw it again. RuntimeError in backward, if a checkpoint that does not put the generator back runs it again.
+    Raises: ConfigError unless 0 <= p < 1, and on a GPU if a mask is dropped that came from torch's default generator.
+        RuntimeError in backward, if a checkpoint runs it again without restoring the generator's state.
     """
 
     def __init__(self, p: float, generator: torch.Generator | None):
@@ -135,7 +134,7 @@ def _draw_in_one_pass(shape, device, kept_share: float, generator, state: list |
 
 
 class Mask:
-    """A drawn mask, to be applied once. After ``drop`` only autograd holds it."""
+    """A drawn dropout mask, which ``drop`` applies once. After that only the autograd graph holds the mask."""
 
     def __init__(self, mask: Tensor | None, scale: float, kept: Kept | None):
         self._mask, self._scale, self._kept, self._dropped = mask, scale, kept, False

@@ -1,7 +1,7 @@
 """The embedding and the loss, with the vocabulary sharded over the ranks.
 
-Rank r holds v/t rows of the embedding, starting at row r·v/t.  The output layer uses the same rows, so each rank
-computes the logits of its own words, and the loss never needs all logits of one position on one rank
+Rank r holds v/t rows of the embedding, from row r·v/t on.  The output layer uses the same rows, so each rank computes
+the logits of its own words.  The loss is computed from these shards: no rank ever has all logits of a position
 (2205.05198 sections 3, 4.3).
 """
 
@@ -22,9 +22,9 @@ from actmem.torch_private import assert_async
 class VocabParallelEmbedding(ParallelModule):
     """Word vectors with the vocabulary sharded over the ranks: ``weight`` is ``[v/t, h]``.
 
-    Set ``embedding.sparse = True``, as torch's ``nn.Embedding`` has it, and the weight's gradient is sparse: one row of
-    h for each of the sb ids, where a dense one takes [v/t, h] in every microbatch. ``use_main_gradients`` adds it to
-    the dense ``main_grad``.
+    Set ``embedding.sparse = True``, as in torch's ``nn.Embedding``, to get a sparse gradient of the weight: one row of
+    h for each of the sb ids instead of a dense ``[v/t, h]`` in every microbatch. With ``use_main_gradients`` it is
+    added to the dense ``main_grad``.
 
     Args:
         seed: of the weight, the same on all t ranks; None draws one from torch's CPU generator.
@@ -75,19 +75,28 @@ class _Lookup(Function):
 
 
 def own_rows(ids: Tensor, num_rows: int, tp: TensorParallel) -> tuple[Tensor, Tensor]:
-    """Return ids as row numbers on this rank, clamped to its rows, and a mask of the ids that are this rank's."""
+    """Find the rows of this rank's weight shard that belong to token ids.
+
+    Args:
+        ids: ids of the whole vocabulary, of any shape.
+        num_rows: v/t, rows of the shard.
+
+    Returns: two tensors of the shape of ids: the row number in this rank's shard, clamped to 0 … num_rows − 1, and a
+        mask that is True where the id really lies in this shard.
+    """
     rows = ids.long() - tp.rank * num_rows
     mine = (rows >= 0) & (rows < num_rows)
     return rows.clamp_(0, num_rows - 1), mine
 
 
 def checked_copy(argument: str, ids: Tensor, vocab_size: int, ignore_index: int | None = None) -> Tensor:
-    """Return a copy of the ids in 4 bytes each: a view would keep the whole batch.
+    """Check token ids, and return an int32 copy of them to save for backward.
 
-    No check waits for a GPU or reads a fake tensor.
+    A view of the ids would keep the whole batch alive. The check doesn't wait for a GPU: there a bad id raises later,
+    as a device-side assertion.
 
     Args:
-        argument: what an error calls the ids.
+        argument: the name of the ids in error messages.
         ignore_index: an id that is allowed besides 0 … v − 1; None: there is none.
 
     Raises: ConfigError unless each id is a whole number from 0 to v − 1 or is ``ignore_index``.
@@ -107,9 +116,13 @@ def checked_copy(argument: str, ids: Tensor, vocab_size: int, ignore_index: int 
 
 
 def checked_targets(targets: Tensor, x: Tensor, vocab_size: int, ignore_index: int) -> Tensor:
-    """Check the targets of a loss, and return a copy of them, 4 bytes each.
+    """Check the targets of a loss, and return an int32 copy of them, as ``checked_copy`` does.
 
-    Raises: ConfigError unless there is one target for each token of x, which is ``[…, h]`` or ``[…, v/t]``.
+    Args:
+        targets: ids ``[…]``, one for each token of x.
+        x: ``[…, h]`` or ``[…, v/t]``.
+
+    Raises: ConfigError if the shapes don't fit, or on an id that ``checked_copy`` refuses.
     """
     if targets.shape != x.shape[:-1]:
         sizes = f"{list(targets.shape)} for x of {list(x.shape)}"
@@ -118,19 +131,25 @@ def checked_targets(targets: Tensor, x: Tensor, vocab_size: int, ignore_index: i
 
 
 def target_logits(z: Tensor, rows: Tensor, mine: Tensor) -> Tensor:
-    """Return each position's logit of its target, and 0 where another rank has that logit.
+    """Return for each position the logit of its target, and 0 if that logit is on another rank.
 
-    The latter are written over, not multiplied by 0: the logit of a row that isn't the target's can be -inf.
+    The sum over the ranks is then every position's target logit.
 
     Args:
-        z: logits ``[…, v/t]``.
-        rows, mine: of the targets, from ``own_rows``.
+        z: this rank's logits ``[…, v/t]``.
+        rows, mine: ``own_rows`` of the targets.
+
+    Returns: ``[…]``.
     """
     return z.gather(-1, rows.unsqueeze(-1)).squeeze(-1).masked_fill_(~mine, 0)
 
 
 def leave_out_padding(z: Tensor, vocab_size: int, tp: TensorParallel) -> Tensor:
-    """Set this rank's logits of rows beyond the vocabulary to -inf, in place, so that they add nothing to a sum.
+    """Set the logits of padding rows to -inf, in place, so that they add nothing to the softmax's denominator.
+
+    Args:
+        z: this rank's logits ``[…, v/t]``.
+        vocab_size: words of the vocabulary; all later rows are padding.
 
     Returns: z.
     """
@@ -143,10 +162,10 @@ def leave_out_padding(z: Tensor, vocab_size: int, tp: TensorParallel) -> Tensor:
 class VocabParallelCrossEntropy(nn.Module):
     """Mean loss over all positions, from logits with a sharded vocabulary.
 
-    ``LinearCrossEntropy`` gives each token's loss instead. Positions whose target is ``ignore_index`` have no loss and
-    no gradient and are left out of the mean, as in torch; the mean of no positions is nan. Where microbatches ignore
-    different numbers of targets, weight their means by the positions that count. Works in float32 (in float64 for
-    float64 logits).
+    Positions whose target is ``ignore_index`` have no loss and no gradient and are left out of the mean, as in torch;
+    the mean of no positions is nan. If microbatches leave out different numbers of positions, weight each one's mean
+    by the number of its other positions. It computes in float32 (in float64 for float64 logits).
+    ``LinearCrossEntropy`` returns each token's loss instead.
 
     Args:
         ignore_index: the target of positions that are left out.

@@ -1,10 +1,10 @@
-"""Parameters of parallel modules: initial values that don't depend on t, and marks that survive copies.
+"""Parameters of parallel modules: initial values that don't depend on t, and marks of how a parameter is sharded.
 
-**Initial values.**  t ranks together hold, bit for bit, the weight that one rank would have drawn, and no rank ever
-makes the whole weight.  The unsharded weight is split, along the sharded dimension, into blocks of about a million
-elements.  Each block has a random-number stream of its own, seeded by the weight's seed and the block's number; a rank
-draws the blocks that its shard touches and copies its part.  Blocks are drawn in float32 on the CPU, so devices and
-dtypes agree too.
+**Initial values.**  The shards of t ranks are, bit for bit, the parts of the weight that one rank would have drawn, and
+no rank ever makes the whole weight.  The unsharded weight is split, along the sharded dimension, into blocks of about a
+million elements.  Each block has a random-number stream of its own, seeded by the weight's seed and the block's number.
+A rank draws the blocks that overlap its shard and copies its part.  Blocks are drawn in float32 on the CPU, so the
+values don't depend on device or dtype either.
 
 **Seeds.**  A module gives each of its parts the seed ``child_seed(seed, name)``.  GPT names its layers by their number
 in the whole model, so the result doesn't depend on pipeline stages either.
@@ -27,15 +27,15 @@ STANDARD_DEVIATION = 0.02
 
 
 def fresh_seed(generator: torch.Generator | None = None) -> int:
-    """Draw a seed from a CPU generator, by default torch's own; ranks that seeded it alike get the same seed."""
+    """Draw a seed from a CPU generator, by default torch's own; ranks with equal generator states get equal seeds."""
     draw = torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator)
     return int(draw.item()) if type(draw) is Tensor else 0  # a fake tensor has no value
 
 
 def child_seed(seed: int, *name: str | int) -> int:
-    """Return the seed of the part called ``name``, unrelated to the seeds of other names.
+    """Return the seed for a module's part called ``name``: a hash of the module's seed and the name, of 56 bits.
 
-    It has 56 bits, of which a CPU's generator uses 32.
+    Other names get seeds that have nothing to do with it. A CPU's generator uses 32 of the bits.
     """
     return int.from_bytes(hashlib.blake2b(repr((seed, *name)).encode(), digest_size=7).digest(), "big")
 
@@ -44,12 +44,12 @@ def child_seed(seed: int, *name: str | int) -> int:
 def draw_normal(parameter: nn.Parameter, tp: TensorParallel, seed: int | None) -> None:
     """Fill this rank's shard of a weight from a normal distribution with standard deviation 0.02.
 
-    Megatron divides that by sqrt(2L) for a block's last weight. We don't: no byte or time depends on it. Fake and meta
-    tensors have no values and stay as they are.
+    Megatron divides this deviation by sqrt(2L) for the last weight of attention and MLP. We don't: no byte or time
+    depends on it. Fake and meta tensors have no values and stay as they are.
 
     Args:
-        parameter: the shard, marked with ``partition_dim`` if it is one.
-        seed: the same on all ranks; None takes ``fresh_seed``.
+        parameter: this rank's shard, with the attribute ``partition_dim``; or a replicated weight without it.
+        seed: the same on all ranks; None draws one by ``fresh_seed``.
     """
     seed = fresh_seed() if seed is None else seed
     if parameter.is_meta or type(parameter.data) is not Tensor:
@@ -68,14 +68,14 @@ def draw_normal(parameter: nn.Parameter, tp: TensorParallel, seed: int | None) -
 
 
 class Part(NamedTuple):
-    """Into how many shards (``size``) something is split, and which of them this rank holds (``rank``)."""
+    """How a tensor is sharded: into ``size`` shards, of which this rank holds number ``rank``, from 0."""
 
     size: int
     rank: int
 
 
 def part_of(parameter: nn.Parameter, tp: TensorParallel) -> Part:
-    """Return how a parameter is sharded: not at all, into t parts, or into fewer, each held by several ranks."""
+    """Return how a parameter is sharded: into t shards, into fewer that several ranks hold each, or not (size 1)."""
     if getattr(parameter, "partition_dim", None) is None:
         return Part(1, 0)
     return getattr(parameter, "partition", Part(tp.size, tp.rank))
@@ -85,13 +85,13 @@ _MARKS = ("partition_dim", "partition", "partial_gradient")
 
 
 class ParallelModule(nn.Module):
-    """A module whose parameters carry marks that say how they are shared.
+    """A module whose parameters have attributes ("marks") that say how they are sharded over the ranks.
 
-    ``partition_dim`` is the dimension along which a parameter is sharded. ``partition`` is a Part, if it is not split
-    into t parts. ``partial_gradient`` says whether each rank has only a part of its gradient's sum.
+    ``partition_dim``: the dimension along which the parameter is sharded. ``partition``: a Part, if it is sharded into
+    another number of shards than t. ``partial_gradient``: whether the gradient must be summed over the ranks.
 
-    ``copy.deepcopy``, ``load_state_dict(assign=True)`` and ``to_empty`` make parameters without marks, so the module
-    remembers the marks by name and sets them again. Buffers that are in no state dict are made again by ``constants``.
+    ``copy.deepcopy``, ``load_state_dict(assign=True)`` and ``to_empty`` make parameters without these attributes, so
+    the module remembers the marks by name and sets them again.
     """
 
     _marks: dict[str, dict[str, Any]]
@@ -106,7 +106,12 @@ class ParallelModule(nn.Module):
             self._mark_again()
 
     def constants(self, device: torch.device | str | None) -> dict[str, Tensor]:
-        """Make the values of the buffers that are in no state dict, by name: a mask, rotary tables."""
+        """Make the buffers that are in no state dict, such as a mask or rotary tables.
+
+        The module calls this after ``to_empty``, or when it is moved to another device or dtype.
+
+        Returns: each buffer's value, by the buffer's name.
+        """
         return {}
 
     def __setstate__(self, state: dict) -> None:
@@ -136,10 +141,12 @@ def own_weight(
     """Make this rank's shard of a weight and fill it by ``draw_normal``.
 
     Args:
+        seed: as for ``draw_normal``.
         sizes: of the shard's dimensions.
-        dim: the dimension along which the weight is sharded. None: it is replicated on every rank, and its gradient is
-            partial under sequence parallelism.
-        part: as in ``part_of``, if the weight isn't split into t parts.
+        dim: the dimension along which the weight is sharded. None: every rank has all of it, and under sequence
+            parallelism its gradient must be summed over the ranks.
+        part: the number of shards and this rank's, if there are not t shards.
+        factory: dtype and device.
     """
     parameter: Any = nn.Parameter(torch.empty(*sizes, **factory))
     if dim is None:
@@ -153,10 +160,11 @@ def own_weight(
 
 
 def mark_partial_gradient(parameter: nn.Parameter, tp: TensorParallel) -> nn.Parameter:
-    """Set the mark ``partial_gradient`` on a replicated parameter: True under sequence parallelism, else False.
+    """Set ``partial_gradient`` on a replicated parameter: True under sequence parallelism, else False.
 
-    Under sequence parallelism norms, the biases after g_bar and the position table see only s/t tokens on each rank, so
-    each rank's gradient is a part of the sum. Call this before the parameter is registered in its module.
+    Under sequence parallelism norms, the biases of row-parallel linears and the position table see only s/t tokens on
+    each rank, so their gradients must be summed over the ranks. Call this before the parameter is registered in its
+    module.
 
     Returns: the parameter.
     """

@@ -2,7 +2,7 @@
 
 from actmem.config import ConfigError
 from actmem_more.llama_shape import LlamaShape
-from actmem_tools.plan.frameworks import LACKS
+from actmem_tools.plan.frameworks import AWARE, LACKS
 from actmem_tools.plan.planned_models import PlannedModel
 from actmem_tools.plan.search import Plan, chunk_layers
 
@@ -25,6 +25,7 @@ _MEGATRON_PRECISION = {
     "mixed": ["--accumulate-allreduce-grads-in-fp32"],
     "bf16-gradients": _MEGATRON_AWARE,
     "bf16-states": [*_MEGATRON_AWARE, "--exp-avg-dtype bf16", "--exp-avg-sq-dtype bf16"],
+    "fp8": ["--accumulate-allreduce-grads-in-fp32", "--fp8-format hybrid", "--fp8-recipe tensorwise"],
 }
 #: What to export before a run of Megatron-LM with tensor or context parallelism: its arguments.py asks for it.
 _CONNECTIONS = "export CUDA_DEVICE_MAX_CONNECTIONS=1  # not from Blackwell on"
@@ -106,7 +107,7 @@ def megatron_settings(model: PlannedModel, plan: Plan, global_batch_size: int) -
     if layout.replicas > 1:
         flags.append("--overlap-grad-reduce")
     # The precision-aware optimizer is the distributed one, on one replica too.
-    alone = ["--use-distributed-optimizer"] if model.precision != "mixed" and layout.replicas == 1 else []
+    alone = ["--use-distributed-optimizer"] if model.precision in AWARE and layout.replicas == 1 else []
     flags += _MEGATRON_ZERO[layout.zero_stage] + alone + [*model.optimizer.megatron]
     flags += _MEGATRON_RECOMPUTE[plan.recompute]
     # Megatron-FSDP refuses to run with that variable.

@@ -11,8 +11,10 @@ from actmem_tools.plan.planned_models import PlannedModel
 TITAN_FAMILIES = ("llama3", "qwen3")
 #: What none of the three can recompute.
 _NO_RECOMPUTATION = {"elementwise": "it has no setting that recomputes exactly what elementwise does"}
-#: Precisions that only Megatron-LM's precision-aware optimizer has.
-_AWARE = ("bf16-gradients", "bf16-states")
+#: Precisions of Megatron-LM's precision-aware optimizer.
+AWARE = ("bf16-gradients", "bf16-states")
+#: Precisions that are billed as Megatron-LM has them.
+_MEGATRONS = (*AWARE, "fp8")
 
 
 def megatron_lack(model: PlannedModel, layout: Parallel, recompute: str) -> str:
@@ -22,8 +24,8 @@ def megatron_lack(model: PlannedModel, layout: Parallel, recompute: str) -> str:
     if model.precision == "bf16":
         return "it has no bf16: with bf16-states it keeps the lower halves of float32 weights too"
     shares_states = layout.zero_stage == min(1, layout.replicas - 1)
-    if model.precision in _AWARE and not (shares_states and model.optimizer.is_default):
-        return f"it has {model.precision} for Adam with ZeRO-1 only"
+    if model.precision in _MEGATRONS and not (shares_states and model.optimizer.is_default):
+        return f"{model.precision} is billed for Adam with ZeRO-1 only"
     return _NO_RECOMPUTATION.get(recompute, "")
 
 
@@ -36,8 +38,8 @@ def torchtitan_lack(model: PlannedModel, layout: Parallel, recompute: str) -> st
         return f"it has no {model.name}"
     if not model.optimizer.is_default:
         return f"it has no {model.optimizer.name}, only Adam and AdamW"
-    if model.precision in _AWARE:
-        return f"it has no {model.precision}: training.dtype is of weights, gradients and states"
+    if model.precision in _MEGATRONS:
+        return f"its {model.precision}, if it has one, keeps something else"
     if layout.zero_stage < 2:
         return "it shares states by FSDP2 only, which is ZeRO-2 or 3"
     if layout.tensor_parallel_size > 1 and not layout.sequence_parallel:
@@ -55,8 +57,8 @@ def hugging_face_lack(model: PlannedModel, layout: Parallel, recompute: str) -> 
     t, c = layout.tensor_parallel_size, layout.context_parallel_size
     if not isinstance(model.shape, LlamaShape):
         return f"it has no {model.name}, whose layer is the paper's"
-    if model.precision in _AWARE or (model.precision == "bf16" and layout.zero_stage in (1, 2)):
-        return f"it has no {model.precision} with ZeRO-{layout.zero_stage}"
+    if model.precision in _MEGATRONS or (model.precision == "bf16" and layout.zero_stage in (1, 2)):
+        return f"its {model.precision} with ZeRO-{layout.zero_stage}, if it has one, keeps something else"
     if layout.pipeline_parallel_size > 1:
         return "its Trainer has no pipeline parallelism"
     if layout.expert_ranks > 1 and model.routing:

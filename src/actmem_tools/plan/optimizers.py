@@ -18,6 +18,7 @@ PRECISIONS = {
     "bf16-gradients": (*_WEIGHT_AND_GRADIENT, _HALVES),
     "bf16-states": (*_WEIGHT_AND_GRADIENT, _HALVES),
     "bf16": _WEIGHT_AND_GRADIENT,
+    "fp8": ADAM["float32 gradients"][:3],  # the weights' copies come on top: ``actmem_more.fp8``
 }
 #: Those in which an optimizer's states have 16 bits, unless they have fewer.
 NARROW_STATES = ("bf16-states", "bf16")

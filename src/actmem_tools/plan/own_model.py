@@ -21,7 +21,6 @@ from actmem_tools.plan.planned_models import RankWork
 from actmem_tools.plan.step_time import GIBIBYTE, Cluster, Shards, StepSeconds, data_seconds, work_seconds
 from actmem_tools.tape.evaluate import GRADIENTS
 from actmem_tools.tape.extrapolate_blocks import (
-    LOSS_CHUNKS,
     LOSS_CODE,
     SELECTIVE,
     BlockModel,
@@ -132,9 +131,10 @@ class OwnModel:
     def notes(self) -> list[str]:
         """Return sentences on the bill's limits, and on what was found in the model."""
         blocks, found = self.blocks, [_OF_A_GPU, *self.blocks.notes]
-        if (blocks.shortest, blocks.longest) != (2, LARGEST_SIZE):
+        if (blocks.shortest, blocks.longest, blocks.multiple) != (2, LARGEST_SIZE, 1):
             longest = f" to {blocks.longest:,}" if blocks.longest < LARGEST_SIZE else " on"
-            found.append(f"It holds for sequences from {blocks.shortest:,}{longest} tokens; others run otherwise.")
+            longest += f", multiples of {blocks.multiple}" if blocks.multiple > 1 else ""
+            found.append(f"It holds for sequences from {blocks.shortest:,} tokens{longest}; others run otherwise.")
         if blocks.order != Order():
             first = f"the first {blocks.order.first} once, " if blocks.order.first else ""
             found.append(f"Its layers are of several kinds: {first}then {blocks.order.period} again and again.")
@@ -262,11 +262,14 @@ class OwnModel:
 
     def fewest_recomputed(self, opts: StepOptions) -> StepOptions | None:
         """Return the same options with as few recomputed blocks as fit, but no fewer than before; None if none fit."""
-        if self.fits(opts) or self.blocks.recompute:  # then no tape with both kinds of blocks is solved
-            return opts if self.fits(opts) else None
+        if self.fits(opts):
+            return opts
+        # If nothing fits, no tape with both kinds of blocks is solved, which takes longest.
+        if self.blocks.recompute or not self.fits(replace(opts, recomputed=self.num_blocks)):
+            return None
         counts = range(opts.recomputed, self.num_blocks + 1)
         place = bisect_left(counts, True, key=lambda number: self.fits(replace(opts, recomputed=number)))
-        return replace(opts, recomputed=counts[place]) if place < len(counts) else None
+        return replace(opts, recomputed=counts[place])
 
     def fitting(self, asked: StepOptions) -> list[StepOptions]:
         """List the options with which the step fits, the fastest first.
@@ -302,9 +305,8 @@ class OwnModel:
                 return not replace(self, global_batch_size=batch).fits(replace(opts, micro_batch_size=size))
             return not replace(self, sizes={**self.sizes, letter: size}).fits(opts)
 
-        # Tapes don't hold for one token, and with a chunked loss only for whole chunks.
-        step = LOSS_CHUNKS if LOSS_CODE[self.loss] else 1
-        shortest, longest = self.blocks.shortest, min(LARGEST["s"], self.blocks.longest)
+        # Tapes don't hold for one token, and where something runs in chunks only for whole ones.
+        step, shortest, longest = self.blocks.multiple, self.blocks.shortest, min(LARGEST["s"], self.blocks.longest)
         lengths = range(-(-shortest // step) * step, longest + 1, step)
         sizes = range(1, LARGEST["b"] + 1) if letter == "b" else lengths
         place = bisect_left(sizes, True, key=too_large)

@@ -84,7 +84,8 @@ def plan_parser() -> Parser:
     parser.add_argument(
         "--precision",
         help="mixed (the default): gradients and states in float32, with float32 weights; bf16-gradients; bf16-states, "
-        "gradients too (Megatron-LM's); bf16: all. Of your own model it is FSDP2's, else all is of --dtype",
+        "gradients too; fp8: mixed, linears in 8 bits (all three Megatron-LM's); bf16: all. Of your own model it is "
+        "FSDP2's, else all is of --dtype",
     )
     parser.add_json("everything")
 
@@ -216,6 +217,8 @@ def _request(args: argparse.Namespace) -> Request:
         raise ConfigError("gpus", "must be given")
     model, cluster = planned_model_of(args.model), _cluster(args)
     model = model.with_optimizer(args.optimizer, args.precision or "mixed")
+    if args.precision == "fp8" and (args.all or args.device not in ("h100", "h200")):
+        raise ConfigError("precision", "fp8's rule is Megatron-LM's on Hopper, h100 or h200, and not of --all")
     batch = model.global_batch_size if args.global_batch is None else args.global_batch
     if args.seq_length is not None:
         model = model.with_sizes(seq_length=args.seq_length)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # a page has the plan's words and not rich
 
 #: How the seconds on each line of a plan's time are found: what is counted, and at which rate.
 SECONDS_SOURCES = {
-    "compute": "FLOPs counted, at an assumed share of the peak; other operations by bytes moved",
+    "compute": "FLOPs counted, at an assumed share of the 16-bit peak; other operations by bytes moved",
     "recompute": "as compute, for what backward recomputes",
     "tensor": "bytes counted, at stated bandwidth; without what the matmuls of weights' gradients hide",
     "pipeline": "bytes counted, at stated bandwidth; nothing is hidden",

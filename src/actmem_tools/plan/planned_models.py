@@ -32,6 +32,7 @@ from actmem.formulas.flops import forward_operations
 from actmem.formulas.states import State, parameter_counts
 from actmem.recipes import PAPER_LAYER, Recompute
 from actmem.rows import Row
+from actmem_more.fp8 import fp8_rows
 from actmem_more.llama_shape import LLAMA_MODELS, LlamaShape, own_context_shape
 from actmem_more.llama_terms import context_collectives, forced_routed_tokens, llama_collectives, llama_rows
 from actmem_tools.plan.optimizers import OPTIMIZERS, PRECISIONS, optimizer_of
@@ -124,9 +125,11 @@ class PlannedModel(ABC):
             optimizer: a key of ``OPTIMIZERS``.
             precision: a key of ``PRECISIONS``.
 
-        Raises: ConfigError on an unknown one.
+        Raises: ConfigError on an unknown one, or if it isn't known what this model's linears keep in fp8.
         """
         check_choice("precision", precision, PRECISIONS)
+        if precision == "fp8" and (not isinstance(self.shape, LlamaShape) or self.shape.num_experts):
+            raise ConfigError("precision", f"fp8's rule is for layers like Llama's, without experts, not {self.name}'s")
         return self._with(optimizer=optimizer_of(optimizer), precision=precision)
 
     def check_verifiable(self) -> None:
@@ -388,7 +391,8 @@ class PlannedLlama(PlannedModel):
                 Row("target ids", 4 * tokens, 1, "cross entropy"),
             ]
         check_choice("recompute", what, PlannedLlama.recompute_modes)
-        return llama_rows(self._whole_shape(layout), layout, what, routed_tokens=self._routed(layout))
+        rows = llama_rows(self._whole_shape(layout), layout, what, routed_tokens=self._routed(layout))
+        return fp8_rows(rows) if self.precision == "fp8" else rows
 
     @lru_cache(maxsize=2**12)  # noqa: B019
     def part(self, layout: Parallel, what: str) -> StagePart:

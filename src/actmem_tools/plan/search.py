@@ -21,6 +21,8 @@ from actmem.config import ZERO_STAGES, ConfigError, Parallel, check_size
 from actmem.formulas.first_stage import embeddings_in_flight, in_flight
 from actmem.formulas.states import State
 from actmem.rows import Row, total
+from actmem_more.fp8 import fp8_copies
+from actmem_more.llama_shape import LlamaShape
 from actmem_tools.plan.frameworks import some_framework_runs
 from actmem_tools.plan.planned_models import PlannedModel
 from actmem_tools.plan.step_time import (
@@ -169,6 +171,11 @@ def _static(model: PlannedModel, layout: Parallel, pipeline_rank: int) -> Iterat
         elements_here = share(elements, layout, zero >= divided_from_stage, of_experts)
         for state in states_of_part:
             yield part, state.term, state.bytes_of(elements_here), state
+    if model.precision == "fp8" and isinstance(model.shape, LlamaShape):
+        of_layer_fp8, gradient = fp8_copies(model.shape, layout.tensor_parallel_size, model.tokens(layout))
+        copies = (elements - of_ends) // of_layer * of_layer_fp8
+        yield "weights", "FP8 copies of weights: by rule, not run", copies, "two of each linear's, cached"
+        yield "transient", "FP8 copies, at most: by rule, not run", gradient, "two of gate and up's gradient"
     part = "communication buffers"
     if layout.pipeline_parallel_size > 1:
         yield part, "pipeline receive buffers", 2 * model.output_bytes(layout), "one output and one gradient"
@@ -184,11 +191,11 @@ def _static(model: PlannedModel, layout: Parallel, pipeline_rank: int) -> Iterat
 def static_rows(model: PlannedModel, layout: Parallel, pipeline_rank: int) -> dict[str, list[Row]]:
     """List the part of a rank's bill that doesn't depend on recomputation.
 
-    Returns: the rows by part: "weights", "gradients", "optimizer states" and "communication buffers".
+    Returns: the rows by part: "weights", "gradients", "optimizer states", "communication buffers", and "transient",
+        which has only what the tapes don't have.
     """
-    parts: dict[str, list[Row]] = {
-        part: [] for part in ("weights", "gradients", "optimizer states", "communication buffers")
-    }
+    names = ("weights", "gradients", "optimizer states", "communication buffers", "transient")
+    parts: dict[str, list[Row]] = {part: [] for part in names}
     for part, term, size, source in _static(model, layout, pipeline_rank):
         if isinstance(source, State):
             source = f"{source.bytes_per_parameter} B each: {source.reason}"
@@ -280,12 +287,12 @@ def rank_bill(model: PlannedModel, layout: Parallel, recompute: str, num_microba
         held["logits and loss" if what == "last" else "activations"] += times(
             model.rows(layout.layer_axes, what), count
         )
-    *states, buffers = static_rows(model, layout, pipeline_rank).items()
+    *states, buffers, (_, more) = static_rows(model, layout, pipeline_rank).items()
     passes, _ = chunk_passes(model, layout, num_microbatches, pipeline_rank)
     rank = f"pipeline rank {pipeline_rank} of {layout.pipeline_parallel_size}"
     noun = "passes of one chunk" if layout.num_model_chunks > 1 else "microbatches" if passes > 1 else "microbatch"
     moment = f"{rank}, {passes} {noun} in flight"
-    return Bill(moment, dict([*states, *held.items(), buffers, ("transient", backward.rows)]))
+    return Bill(moment, dict([*states, *held.items(), buffers, ("transient", [*backward.rows, *more])]))
 
 
 #: The search tries no microbatch of more sequences: it would only hold more.

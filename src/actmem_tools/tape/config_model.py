@@ -122,18 +122,24 @@ class ConfigModel:
         above = [w - 1 for w in windows if w > s]
         return max((w for w in windows if w <= s), default=2), min(above + [self.positions])
 
+    def multiple(self, of_loss: int) -> int:
+        """Return what the sequence's length must be a multiple of for formulas to hold: of the chunks of every scan.
+
+        Args:
+            of_loss: it must be a multiple of this too.
+        """
+        return math.lcm(of_loss, *self._numbers(_CHUNKS))
+
     def step(self, s: int, multiple: int) -> int:
         """Return what the sequence lengths of the runs are multiples of; 0 if all runs must have ``s`` tokens.
 
         Args:
             s: the tokens that were asked for.
-            multiple: the lengths must be multiples of this.
+            multiple: see ``multiple``.
         """
         shortest, longest = self.limits(s)
-        chunks = self._numbers(_CHUNKS)
-        step = math.lcm(multiple, *chunks)
-        step *= -(-shortest // step) if shortest > 2 else 1
-        return step if _LONGEST_RUN * step <= longest and s % math.lcm(multiple, *chunks) == 0 else 0
+        step = multiple * (-(-shortest // multiple) if shortest > 2 else 1)
+        return step if _LONGEST_RUN * step <= longest and s % multiple == 0 else 0
 
 
 def lists_of_layers(model: nn.Module, number: int) -> list[str]:

@@ -200,7 +200,8 @@ class BlockModel:
     """A model made of equal blocks, which can be asked for any number of them.
 
     Attributes:
-        tapes: takes how many blocks are recomputed and how many save everything; returns the tape of that model.
+        tapes: takes how many blocks are recomputed, how many save everything, and whether b is 1; returns the tape of
+            that model.
         path: where the blocks are, as Python has it after ``model.``.
         elements: formulas of how many elements its weights have, in the order of ``num_elements``.
         element_size: bytes of a weight's element.
@@ -209,13 +210,14 @@ class BlockModel:
         recompute: whether the model itself recomputes every block in backward.
         shortest: the shortest sequence that the tapes hold for.
         longest: the longest sequence that the tapes hold for and the model can read.
-        names: takes the two numbers of ``tapes`` and the letters that are 1; returns names of that tape's storages by
-            their numbers.  A storage that it doesn't name has the name on the tape, its operation's.
+        multiple: what a sequence's length must be a multiple of.
+        names: takes the first two arguments of ``tapes`` and the letters that are 1; returns names of that tape's
+            storages by their numbers.  A storage that it doesn't name has the name on the tape, its operation's.
         fewest: returns from how many recomputed blocks on each further one adds the same: 1; or 2 if the first makes
             what the others share, as T5's does.
     """
 
-    tapes: Callable[[int, int], Tape]
+    tapes: Callable[[int, int, bool], Tape]
     path: str
     elements: tuple[Formula, ...]
     element_size: int
@@ -224,13 +226,14 @@ class BlockModel:
     recompute: bool = False
     shortest: int = 2
     longest: int = LARGEST_SIZE
+    multiple: int = 1
     names: Callable[[int, int, tuple[str, ...]], Mapping[int, str]] = lambda again, whole, ones: {}
     fewest: Callable[[], int] = lambda: 1
 
     @property
     def letters(self) -> tuple[str, ...]:
         """The letters of the sizes that ``need`` takes."""
-        return self.tapes(0, 1).letters
+        return self.tapes(0, 1, False).letters
 
     def num_elements(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """Count the elements of weights at these sizes.
@@ -274,14 +277,19 @@ class BlockModel:
         taken.
         """
         sizes = dict(at)
-        pairs = [[self._structure(*each, self.tapes(*each).ones(sizes), False) for each in pair] for pair in _PAIRS]
+        is_one = sizes.get("b") == 1
+        pairs = [
+            [self._structure(*each, self.tapes(*each, is_one).ones(sizes), False) for each in pair] for pair in _PAIRS
+        ]
         return min(shorter.num_same(longer) - shorter.num_more(longer) for shorter, longer in pairs)
 
     @cached_property
     def _structure(self) -> Callable[[int, int, tuple[str, ...], bool], _Structure]:
         return cache(
             lambda recomputed, saving, ones, is_first: _Structure(
-                self.tapes(recomputed, saving).variants[ones], is_first, partial(self.names, recomputed, saving, ones)
+                self.tapes(recomputed, saving, "b" in ones).variants[ones],
+                is_first,
+                partial(self.names, recomputed, saving, ones),
             )
         )
 
@@ -290,7 +298,8 @@ class BlockModel:
         """Make ``_Moments``, and remember the latest: a search varies only the number of blocks."""
 
         def made(recomputed: int, saving: int, at: tuple, is_first: bool) -> _Moments:
-            tape, sizes = self.tapes(recomputed, saving), dict(at)
+            sizes = dict(at)
+            tape = self.tapes(recomputed, saving, sizes.get("b") == 1)
             tape.check(sizes)
             structure = self._structure(recomputed, saving, tape.ones(sizes), is_first)
             return _Moments(structure, tape.values(structure.used, sizes))
@@ -421,13 +430,16 @@ class _Moments:
         fullest_of: dict[bool, _Moment] = {}
 
         def consider(in_blocks: bool, tape: _Moments, fullest: tuple[int, int], waiting: list[int], ran: list[int],
-                     own_ran: int) -> None:  # fmt: skip
+                     own_ran: int, of_ran: int | None = None) -> None:  # fmt: skip
             """Compare a moment with the fullest one so far, before the blocks of backward or among them.
 
             fullest: its bytes on the tape, and its place.  waiting, ran: of each kind, how many of the further blocks
             wait for backward, and how many have run it.  own_ran: how many of the tape's own blocks have run it.
+            of_ran: bytes of the further blocks that have run; by default what they leave at the end.
             """
-            others = {GRADIENTS: own_ran * sharded.part + sum(number * size for number, size in zip(ran, left))}
+            if of_ran is None:
+                of_ran = sum(number * size for number, size in zip(ran, left))
+            others = {GRADIENTS: own_ran * sharded.part + of_ran}
             if own_ran or any(ran):
                 others["float32 gradients"] = sharded.gradients
             if in_blocks and own_ran + sum(ran) + 1 < sum(further) + num_own:
@@ -454,8 +466,16 @@ class _Moments:
         for start, end in _between(0, len(self.backward), [head, *aligned, *block_ends]):
             waiting = [number if start < length else 0 for number, length in zip(further, aligned)]
             ran = [number - waits for number, waits in zip(further, waiting)]
-            fullest = self._fullest("backward", start, end)
-            consider(start >= head, self, fullest, waiting, ran, sum(place <= start for place in block_ends))
+
+            def of_ran(i: int, ran: Sequence[int] = tuple(ran)) -> int:
+                """What further blocks hold that have run: each as much as its tape has more at the same operation."""
+                of_each = zip(ran, more, lengths)
+                return sum(number and number * (o.backward[i + n] - self.backward[i]) for number, (_, o), n in of_each)
+
+            place = max(range(start, end), key=lambda i: self.backward[i] + of_ran(i))
+            fullest = self.backward[place], self.structure.backward[place][1]
+            own_ran = sum(block_end <= start for block_end in block_ends)
+            consider(start >= head, self, fullest, waiting, ran, own_ran, of_ran(place) + sum(ran) * sharded.part)
         for k, ((number, other), first) in enumerate(zip(more, aligned)):
             # Of two blocks of its own the first of the model runs as no other; this tape has been read for it.
             last = self.structure.num_same(other.structure) + (2 - own[k]) * lengths[k]

@@ -48,8 +48,8 @@ from actmem_tools.tape.solver import (
 )
 
 Factory = Callable[..., Any]
-#: Changes a model before it runs.
-Prepare = Callable[[nn.Module], object]
+#: Takes sizes and options of ``run_factory``, runs a model once, and returns the events.
+RunModel = Callable[..., list[Event]]
 #: The letter of the number of blocks.
 _BLOCKS = "l"
 #: How many runs find the formulas of a configuration's model, which have few powers of s and b.
@@ -79,69 +79,45 @@ def model_tape(
     return tape_of(load_model.load_factory(target), Runs(letters, rules), fixed, dtype)
 
 
-def _as_it_is(model: nn.Module) -> None:
-    """Change nothing."""
+def _names(run: RunModel, runs: Runs, ones: Sequence[str]) -> dict[int, str]:
+    """Name the storages that autograd saves, by their numbers on the tape's variant in which ``ones`` are 1."""
+    names: dict[int, str] = {}
+    run(runs.draw(random.Random(0), ones), names=names)
+    return names
 
 
-@dataclass(frozen=True)
-class _Model:
-    """A factory's model, which can be run at any sizes.
+def _tape(run: RunModel, runs: Runs, known: list[Formula] | None = None) -> Tape:
+    """Solve a model's tape, on which storages have the names of the operations that made them.
 
-    Attributes:
-        factory: makes it.
-        more_sizes: what the factory gets in each run beside the run's sizes.
-        dtype: of weights and floating-point inputs; "" for those that the factory makes.
-        prepare: changes the model before it runs.
+    The formulas are then checked by one larger run, unless another tape of the same model was solved before, or one of
+    the runs had the sizes that were asked for.
+
+    Args:
+        run: runs the model.
+        runs: which runs are made.
+        known: see ``solver.solve``.
     """
 
-    factory: Factory
-    more_sizes: Mapping[str, int]
-    dtype: str
-    prepare: Prepare = _as_it_is
-
-    def events(
-        self, sizes: Mapping[str, int], names: dict[int, str] | None = None, is_first: bool = False
-    ) -> list[Event]:
-        """Run the model at these sizes (see ``run_factory``)."""
-        return run_factory(self.factory, {**sizes, **self.more_sizes}, self.dtype, names, self.prepare, is_first)
-
-    def names(self, runs: Runs, ones: Sequence[str]) -> dict[int, str]:
-        """Name the storages that autograd saves, by their numbers on the tape's variant in which ``ones`` are 1."""
-        names: dict[int, str] = {}
-        self.events(runs.draw(random.Random(0), ones), names)
-        return names
-
-    def tape(self, runs: Runs, known: list[Formula] | None = None) -> Tape:
-        """Solve the model's tape, on which storages have the names of the operations that made them.
-
-        The formulas are then checked by one larger run, unless another tape of the same model was solved before, or one
-        of the runs had the sizes that were asked for.
-
-        Args:
-            runs: which runs are made.
-            known: see ``solver.solve``.
-        """
-
-        def recorded(sizes: dict[str, int]) -> list[Event]:
-            shown = ", ".join(f"{letter}={size}" for letter, size in sizes.items())
-            try:
-                return self.events(sizes)
-            except NoFormula:
-                raise
-            except ConfigError as error:
-                helps = "; h:8 makes h a multiple of 8" if "h" in sizes else ""
-                raise type(error)(error.argument, f"at {shown}: {error.rule}{helps}") from error
-
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # the runs are tiny
+    def recorded(sizes: dict[str, int]) -> list[Event]:
+        shown = ", ".join(f"{letter}={size}" for letter, size in sizes.items())
         try:
-            is_first = not known  # later tapes have the same formulas
-            tape = solve(recorded, runs, known)
-            if is_first and not runs.at:
-                check_larger(tape, recorded, runs.rules)
-            return tape
-        finally:
-            torch.set_num_threads(threads)
+            return run(sizes)
+        except NoFormula:
+            raise
+        except ConfigError as error:
+            helps = "; h:8 makes h a multiple of 8" if "h" in sizes else ""
+            raise type(error)(error.argument, f"at {shown}: {error.rule}{helps}") from error
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the runs are tiny
+    try:
+        is_first = not known  # later tapes have the same formulas
+        tape = solve(recorded, runs, known)
+        if is_first and not runs.at:
+            check_larger(tape, recorded, runs.rules)
+        return tape
+    finally:
+        torch.set_num_threads(threads)
 
 
 def tape_of(factory: Factory, runs: Runs, more_sizes: Mapping[str, int] = {}, dtype: str = "") -> Tape:
@@ -155,11 +131,14 @@ def tape_of(factory: Factory, runs: Runs, more_sizes: Mapping[str, int] = {}, dt
         more_sizes: what the factory gets in each run beside the run's sizes.
         dtype: of weights and floating-point inputs; "" for those that the factory makes.
     """
-    model = _Model(factory, more_sizes, dtype)
+
+    def run(sizes: Mapping[str, int], **options: Any) -> list[Event]:
+        return run_factory(factory, {**sizes, **more_sizes}, dtype, **options)
+
     with gpu_kernels_on_cpu():
-        tape = model.tape(runs)
+        tape = _tape(run, runs)
         for ones, events in tape.variants.items():
-            names = model.names(runs, ones)
+            names = _names(run, runs, ones)
             events[:] = [replace(e, name=names.get(e.number, e.name)) if isinstance(e, Make) else e for e in events]
     return tape
 
@@ -178,7 +157,7 @@ def run_factory(
     sizes: Mapping[str, int],
     dtype: str = "",
     names: dict[int, str] | None = None,
-    prepare: Prepare = _as_it_is,
+    code: str = "",
     is_first: bool = False,
 ) -> list[Event]:
     """Make a model, run one microbatch, forward and backward, and return the events.
@@ -189,13 +168,13 @@ def run_factory(
         dtype: of weights and floating-point inputs; "" for those that the factory makes.
         names: if given, only forward runs, and this dict gets the ledger's names of what autograd saves, by the
             numbers of the storages.
-        prepare: changes the model before it runs.
+        code: Python that changes ``model`` before it runs.
         is_first: whether it is the first microbatch of a step (see ``record.record_step``).
 
     Raises: ConfigError if the model doesn't run.
     """
     model, inputs = _built(factory, sizes, dtype)
-    prepare(model)
+    exec(code, {"model": model, "torch": torch})
 
     def forward(recorder: Recorder):
         if names is None:
@@ -271,37 +250,39 @@ def solved_blocks(
     checked: set[str] = set()
     runs = Runs(letters, rules, held, may_be_one, _CONFIG_RUNS if config else len(letters) + 2, at if config else {})
 
-    # Below, the first ``recomputed`` blocks recompute ``part``, and ``saving`` more blocks save everything.
-    def prepare(part: str, recomputed: int, model: nn.Module) -> None:
-        exec(recompute_code(path, order.num_layers(recomputed), part), {"model": model})
+    # The first ``recomputed`` blocks recompute ``part``, and ``saving`` more blocks save everything.
+    def run_of(part: str, recomputed: int, saving: int) -> RunModel:
+        code = recompute_code(path, order.num_layers(recomputed), part)
 
-    def model_of(part: str, recomputed: int, saving: int) -> _Model:
-        return _Model(factory, {_BLOCKS: recomputed + saving}, dtype, partial(prepare, part, recomputed))
+        def run(sizes: Mapping[str, int], **options: Any) -> list[Event]:
+            with load_model.tensors_for(fake), gpu_kernels_on_cpu():
+                return run_factory(factory, {**sizes, _BLOCKS: recomputed + saving}, dtype, code=code, **options)
+
+        return run
 
     @cache
-    def solved(part: str, recomputed: int, saving: int) -> Tape:
+    def solved(part: str, recomputed: int, saving: int, only: tuple[str, ...] | None) -> Tape:
         show_progress(f"solving {recomputed + saving} blocks, of which {recomputed} run again")
-        with load_model.tensors_for(fake), gpu_kernels_on_cpu():
-            return model_of(part, recomputed, saving).tape(runs, known)
+        return _tape(run_of(part, recomputed, saving), replace(runs, only=only), known)
 
-    def tape(part: str, recomputed: int, saving: int) -> Tape:
-        found_tape = solved(part if recomputed else parts[0], recomputed, saving)
+    def tape(part: str, recomputed: int, saving: int, is_one: bool) -> Tape:
+        # Few plans ask for all tapes both at b = 1 and above.  The first one has both: on it formulas are found.
+        only = (("b",) if is_one else ()) if config and (recomputed, saving) != (0, 1) else None
+        found_tape = solved(part if recomputed else parts[0], recomputed, saving, only)
         if recomputed and saving and part not in checked:
             checked.add(part)
-            check(models[part], 3, 2, part)
+            check(models[part], 2, 2, part, {**sizes, "b": 1 if is_one else max(2, sizes["b"])})
         return found_tape
 
     @cache
     def names(part: str, recomputed: int, saving: int, ones: tuple[str, ...]) -> dict[int, str]:
-        with load_model.tensors_for(fake), gpu_kernels_on_cpu():
-            return model_of(part, recomputed, saving).names(runs, ones)
+        return _names(run_of(part, recomputed, saving), runs, ones)
 
-    def check(model: BlockModel, recomputed: int, saving: int, part: str) -> None:
+    def check(model: BlockModel, recomputed: int, saving: int, part: str, sizes: Mapping[str, int] = sizes) -> None:
         if config:  # a model with fewer blocks is solved here too: what it raises, ``_solved_config`` can mend
             saving = min(saving, config.num_blocks)
             recomputed = min(recomputed, config.num_blocks - saving)
-        with load_model.tensors_for(fake), gpu_kernels_on_cpu():
-            events = model_of(part, recomputed, saving).events(sizes, is_first=True)
+        events = run_of(part, recomputed, saving)(sizes, is_first=True)
         live = [live for event, live, _ in moments(events) if isinstance(event, Run)]
         measured = read_events(events).kept_bytes, max(live)
         need = model.need(sizes, recomputed, saving, is_first=True)
@@ -413,7 +394,8 @@ def _solved_config(
         rules, held = ({"s": (step, ())}, {}) if step else ({}, {"s": s})
         models = solved_blocks(factory, config.letters, rules, dtype, "b", parts, asked, lora, config, held, fake=True)
         shortest, longest = config.limits(s) if step else (s, s)
-        return {part: replace(model, shortest=shortest, longest=longest) for part, model in models.items()}
+        in_chunks = partial(replace, shortest=shortest, longest=longest, multiple=multiple if step else 1)
+        return {part: in_chunks(model) for part, model in models.items()}
 
     # A layer that loops over its tokens has no formula, and each run at a real length would take minutes.
     if s > 128:
@@ -421,7 +403,8 @@ def _solved_config(
             few, many = (len(run_factory(factory, {"s": n, "b": 1, _BLOCKS: 1}, dtype)) for n in (64, 128))
         if (many - few) * s // 64 > _MOST_EVENTS:
             raise ConfigError("target", f"operations grow with s: {few:,} at 64, {many:,} at 128; {OTHERWISE} works")
-    step = config.step(s, LOSS_CHUNKS if LOSS_CODE[loss] else 1)
+    multiple = config.multiple(LOSS_CHUNKS if LOSS_CODE[loss] else 1)
+    step = config.step(s, multiple)
     try:
         return solved_with(step), dict(asked), config.num_blocks
     except NoFormula:

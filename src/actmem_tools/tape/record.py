@@ -106,6 +106,10 @@ class Recorder(StepMode):
 
         return run
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:  # nothing compiles in here, and to skip it takes as long as an operation
+        return False
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is torch.ops.prim.device.default:  # torch asks fake tensors for their device all the time
             return args[0].device if is_fake(args[0]) else func(*args)

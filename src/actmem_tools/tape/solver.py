@@ -177,6 +177,8 @@ class Runs:
         may_be_one: letters of which runs with the value 1 are tried too, because that can change the events.
         number: how many runs each list of events is solved from; 0 for as many as formulas of any powers need.
         at: the letters of one of the runs; by default all are drawn.
+        only: if given, the tape has one list of events, that for sizes of which just these letters are 1.  Then other
+            formulas must be known.
     """
 
     letters: Sequence[str]
@@ -185,6 +187,7 @@ class Runs:
     may_be_one: Sequence[str] = MAY_BE_ONE
     number: int = 0
     at: Mapping[str, int] = field(default_factory=dict)
+    only: tuple[str, ...] | None = None
 
     def draw(self, rng: random.Random, ones: Sequence[str] = (), decks: dict | None = None) -> dict[str, int]:
         """Draw the letters of one run.
@@ -221,6 +224,11 @@ def solve(record: Record, runs: Runs, known: list[Formula] | None = None) -> Tap
         numbers = {c.numerator for formula in known for c, _ in formula}
         decks = {x: [p for p in primes if all(n % p for n in numbers)] for x, primes in _RARE_PRIMES.items()}
         enough_runs, at = 1 if all(decks.values()) else _FEW_AT, runs.draw(rng, decks=decks)
+    if runs.only is not None:
+        first_run = {**at, **dict.fromkeys(runs.only, 1)}
+        first_runs = [(first_run, record(first_run))]
+        tape.variants[runs.only] = _solve_events(record, tape, runs, rng, runs.only, enough_runs, first_runs)
+        return tape
     ones_at = tuple(sorted(letter for letter, size in at.items() if size == 1))
     first_runs = [(at, record(at))] if at and not ones_at else []
     tape.variants[()] = _solve_events(record, tape, runs, rng, (), enough_runs, first_runs)
@@ -448,7 +456,7 @@ class _Fit:
     """
 
     def __init__(self, runs: list[dict[str, int]], letters: Sequence[str], rules: Rules):
-        self._runs, self._letters = runs, list(letters)
+        self._runs, self._letters, self._rules = runs, list(letters), rules
         logs = np.array([[1.0] + [math.log(run[x]) for x in letters] for run in runs])
         # A letter that letters before it give in all runs, as r = s·b·x, would leave the powers open: it gets none.
         ranks = [np.linalg.matrix_rank(logs[:, : i + 1]) for i in range(len(letters) + 1)]
@@ -533,6 +541,8 @@ class _Fit:
         run: found by least squares, and checked exactly."""
         target = np.array([float(x) for x in targets])
         columns = np.array([[float(self._value(p, run)) for p in candidates] for run in self._runs])
+        # A letter that is a multiple of 256 counts chunks of 256: of these the coefficients are simple numbers.
+        units = [self._value(p, {x: self._rules.get(x, (1, ()))[0] for x in p}) for p in candidates]
         scale = np.abs(columns).max(axis=0)
         unit = columns / scale
         # As many monomials as runs would fit any sizes, and one fewer fits some sizes by accident.
@@ -544,7 +554,10 @@ class _Fit:
                 errors = np.abs((matrices @ weights[..., None])[..., 0] - target).max(axis=1)
                 for i in np.flatnonzero(errors < 1e-7 * np.abs(target).max()):
                     exact = [
-                        (Fraction(float(w / scale[j])).limit_denominator(_LARGEST_DENOMINATOR), candidates[j])
+                        (
+                            Fraction(float(w / scale[j] * units[j])).limit_denominator(_LARGEST_DENOMINATOR) / units[j],
+                            candidates[j],
+                        )
                         for w, j in zip(weights[i], part[i])
                     ]
                     if all(c for c, _ in exact) and all(

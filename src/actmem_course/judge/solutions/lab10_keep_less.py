@@ -19,19 +19,19 @@ from torch.autograd import Function
 
 # given: the dtype to compute in
 def wide(x: Tensor) -> Tensor:
-    """x in float32, or as it is in float64."""
+    """Return x in float32, or x itself if it is float64."""
     return x if x.dtype is torch.float64 else x.float()
 
 
 # given: what 10.3 runs in tiles
 def mlp(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
-    """x: [..., h]; up: [f, h]; down: [h, f].  Returns [..., h]."""
+    """An MLP: down(gelu(up(x))).  x: [..., h]; up: [f, h]; down: [h, f].  Returns [..., h]."""
     return F.linear(F.gelu(F.linear(x, up)), down)
 
 
 # 10.1
 def frozen_linear(x: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
-    """F.linear(x, codes * scale), for a weight that is stored in 8 bits and doesn't train.
+    """Return F.linear(x, codes * scale), for a weight that is stored in 8 bits and doesn't train.
 
     Args:
         x: [s, b, h].
@@ -41,8 +41,8 @@ def frozen_linear(x: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
     Returns:
         [s, b, o]; only x gets a gradient.
 
-    Saves: nothing but codes and scale, which the model holds anyway.  torch's operators save the widened weight,
-        2oh bytes in 16 bits, and would save x, 2sbh, for a weight that trains.
+    Saves: nothing but codes and scale, which the model holds anyway.  torch's operators save codes * scale, 2oh bytes
+        in 16 bits; if the weight trained, they would also save x, 2sbh.
     Source: 2205.05198 section 4.1 counts the inputs of linears that train.
     """
     return _FrozenLinear.apply(x, codes, scale)
@@ -62,10 +62,10 @@ class _FrozenLinear(Function):
 
 # 10.2
 def lora_linear(x: Tensor, weight: Tensor, a: Tensor, b: Tensor, alpha: float) -> Tensor:
-    """F.linear(x, weight) + alpha/r · F.linear(F.linear(x, a), b), where only a and b train.
+    """Return F.linear(x, weight) + alpha/r · F.linear(F.linear(x, a), b), where only a and b train.
 
-    Make nothing of the size of weight, neither weight + alpha/r · b @ a nor a gradient for it, and multiply by
-    weight once in forward and once in backward, in the dtype of x.
+    Make no tensor of the size of weight, neither weight + alpha/r · b @ a nor a gradient of weight.  Multiply by weight
+    once in forward and once in backward, in the dtype of x.
 
     Args:
         x: [s, b, h].
@@ -104,19 +104,19 @@ class _LoraLinear(Function):
 
 # 10.3
 def tiled_mlp(x: Tensor, up: Tensor, down: Tensor, tile: int) -> Tensor:
-    """mlp(x, up, down), for ``tile`` positions of the sequence at a time.
+    """Return mlp(x, up, down), but compute ``tile`` positions of the sequence at a time.
 
-    In forward and backward at most four tensors [tile, b, f] are alive at once, beside three of each of x, up and
-    down.  At most 8 matmuls of s·b·h·f run, where mlp runs 6.
+    At any time in forward and backward at most four tensors [tile, b, f] may be alive, and three of the size of x,
+    three of up and three of down.  At most 8 matmuls of s·b·h·f run, where mlp runs 6.
 
     Args:
         x: [s, b, h].
         up: [f, h].
         down: [h, f].
-        tile: positions; it need not divide s.
+        tile: how many of the s positions; it need not divide s.
 
     Returns:
-        [s, b, h].  Gradients are as mlp gives them, those of up and down added up in the dtype of wide(up).
+        [s, b, h].  Gradients are those of mlp; add up those of up and down over the tiles in the dtype of wide(up).
 
     Saves: x, 2sbh bytes in 16 bits, where mlp saves 2sbh + 4sbf.
     Source: 2506.13996.

@@ -15,7 +15,7 @@ from torch import Tensor
 
 # 1.1
 def layer_bytes(seq_length: int, micro_batch_size: int, hidden_size: int, num_attention_heads: int) -> dict[str, int]:
-    """Bytes of each of the 15 tensors that a layer saves for backward, on one device.
+    """Return the bytes of each of the 15 tensors that a layer saves for backward, on one device.
 
     Args:
         seq_length, micro_batch_size, hidden_size, num_attention_heads: s, b, h, a.
@@ -58,7 +58,7 @@ def rank_bytes(
     sequence_parallel: bool,
     recompute: str,
 ) -> int:
-    """Bytes of the layer on one of t ranks, all tensors together.
+    """Return the bytes that the layer saves for backward on one of t ranks, all tensors together.
 
     Args:
         seq_length, micro_batch_size, hidden_size, num_attention_heads, tensor_parallel_size: s, b, h, a, t.
@@ -82,12 +82,15 @@ def rank_bytes(
 # 1.3
 # given: the MLP of many models that came after the paper
 def gated_mlp(x: Tensor, gate_weight: Tensor, up_weight: Tensor, down_weight: Tensor) -> Tensor:
-    """SwiGLU.  x: [s, b, h]; gate_weight and up_weight: [f, h]; down_weight: [h, f].  Returns [s, b, h]."""
+    """The MLP of Llama: down(silu(gate(x)) · up(x)).
+
+    x: [s, b, h]; gate_weight and up_weight: [f, h]; down_weight: [h, f].  Returns [s, b, h].
+    """
     return F.linear(F.silu(F.linear(x, gate_weight)) * F.linear(x, up_weight), down_weight)
 
 
 def gated_mlp_bytes(seq_length: int, micro_batch_size: int, hidden_size: int, feed_forward_size: int) -> int:
-    """Bytes that gated_mlp saves for backward, without its weights.
+    """Return the bytes that gated_mlp saves for backward, without its weights.
 
     Args:
         seq_length, micro_batch_size, hidden_size, feed_forward_size: s, b, h, f.
@@ -104,13 +107,16 @@ def gated_mlp_bytes(seq_length: int, micro_batch_size: int, hidden_size: int, fe
 
 # 1.4
 def crossover_seq_length(hidden_size: int, num_attention_heads: int) -> int:
-    """The smallest seq_length at which the core attention saves more than the rest of the layer.
+    """Return the smallest seq_length at which the core attention saves more than the rest of the layer.
+
+    The core attention's bytes are those of three tensors: softmax output, its dropout mask, its dropout output.  Count
+    for one device and no recomputation.
 
     Args:
         hidden_size, num_attention_heads: h, a.
 
     Returns:
-        s.  The core attention is the three tensors of softmax and its dropout; one device, no recomputation.
+        s, in tokens.
 
     Source: 2205.05198 section 5.
     """

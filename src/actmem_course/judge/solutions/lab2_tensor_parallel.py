@@ -29,10 +29,10 @@ def f(x: Tensor, group) -> Tensor:
         x: [s, b, h], the same on every rank.
 
     Returns:
-        x, [s, b, h].  The incoming gradient differs from rank to rank; the one passed on must be that of the whole
-        output.
+        x, [s, b, h].  In backward the ranks get different gradients for it; return the gradient of x for the whole
+        output, all ranks' parts together.
 
-    Collectives: one all-reduce in all.
+    Collectives: one all-reduce, in forward and backward together.
     Saves: nothing for backward.
     Source: 2205.05198 section 4.2.1.
     """
@@ -59,7 +59,7 @@ def _summed(x, group):
 
 # 2.2
 def f_bar(x: Tensor, group) -> Tensor:
-    """Leave a tensor-parallel block: the sum of the ranks' x.
+    """Leave a tensor-parallel block: return the sum of x over the ranks.
 
     Write a torch.autograd.Function, and call its apply.
 
@@ -67,9 +67,9 @@ def f_bar(x: Tensor, group) -> Tensor:
         x: [s, b, h], different on every rank.
 
     Returns:
-        [s, b, h], the same on every rank; so is the incoming gradient.
+        [s, b, h], the same on every rank.  The gradient that it gets in backward is the same on every rank, too.
 
-    Collectives: one all-reduce in all.
+    Collectives: one all-reduce, in forward and backward together.
     Saves: nothing for backward.
     Source: 2205.05198 section 4.2.1.
     """
@@ -89,7 +89,7 @@ class _FBar(Function):
 
 # 2.3
 def column_parallel_linear(x: Tensor, weight: Tensor, bias: Tensor, group) -> Tensor:
-    """This rank's part of the output of a linear whose output features are sharded among the ranks.
+    """A linear whose output features are sharded over the ranks: return this rank's output features.
 
     Args:
         x: [s, b, in], the same on every rank.
@@ -108,7 +108,7 @@ def column_parallel_linear(x: Tensor, weight: Tensor, bias: Tensor, group) -> Te
 
 # 2.4
 def row_parallel_linear(x: Tensor, weight: Tensor, bias: Tensor, group) -> Tensor:
-    """The whole output of a linear whose input features are sharded among the ranks.
+    """A linear whose input features are sharded over the ranks: return the output, summed over the ranks.
 
     Args:
         x: [s, b, in/t], this rank's.
@@ -129,7 +129,7 @@ def row_parallel_linear(x: Tensor, weight: Tensor, bias: Tensor, group) -> Tenso
 def split_attention(
     qkv_weight: Tensor, projection_weight: Tensor, num_attention_heads: int, group
 ) -> tuple[Tensor, Tensor]:
-    """This rank's part of the two weights of self-attention; each rank computes a/t whole heads.
+    """Return this rank's shards of the two weights of self-attention; each rank computes a/t heads.
 
     Args:
         qkv_weight: [3h, h], unsharded; its rows are those of Q, then of K, then of V, each head by head.
@@ -150,7 +150,7 @@ def split_attention(
 
 # 2.6
 def mlp(x: Tensor, up_weight: Tensor, up_bias: Tensor, down_weight: Tensor, down_bias: Tensor, group) -> Tensor:
-    """h → 4h, gelu, 4h → h.
+    """The tensor-parallel MLP: a linear h → 4h, gelu, a linear 4h → h.
 
     Args:
         x: [s, b, h], the same on every rank.
@@ -208,16 +208,16 @@ def attention(
 
 # 2.8, advanced
 def vocab_parallel_cross_entropy(logits: Tensor, targets: Tensor, group) -> Tensor:
-    """The cross entropy of each position, from logits whose vocabulary is sharded among the ranks.
+    """Return the cross entropy of each position, from logits whose vocabulary is sharded over the ranks.
 
     Args:
-        logits: [s, b, v/t], of this rank's part of the vocabulary: ids r·v/t and up.
+        logits: [s, b, v/t], of this rank's part of the vocabulary: on rank r the v/t ids from r·v/t on.
         targets: [s, b], ids from 0 to v − 1, the same on every rank.
 
     Returns:
         [s, b], the same on every rank.
 
-    Collectives: of three numbers per position, and of no logits.
+    Collectives: together they send three numbers per position, never the logits.
     Source: 2205.05198 section 4.3.
     """
     return _CrossEntropy.apply(logits, targets, group)

@@ -35,8 +35,8 @@ def g(x: Tensor, group) -> Tensor:
         x: [s/t, b, h], this rank's tokens.
 
     Returns:
-        [s, b, h].  The incoming gradient differs from rank to rank; the one passed on must be that of the whole
-        output.
+        [s, b, h].  In backward the ranks get different gradients for it; return the gradient of x for the whole
+        output, all ranks' parts together.
 
     Collectives: one in each pass; send no more than needed (no all-reduce).
     Saves: nothing for backward.
@@ -70,13 +70,13 @@ def _scattered(x, group):
 
 # 3.2
 def g_bar(x: Tensor, group) -> Tensor:
-    """Leave a tensor-parallel block: this rank's tokens of the sum of the ranks' x.
+    """Leave a tensor-parallel block: sum x over the ranks, and return this rank's tokens of the sum.
 
     Args:
         x: [s, b, h], different on every rank.
 
     Returns:
-        [s/t, b, h].  The incoming gradient is that of this rank's tokens.
+        [s/t, b, h].  In backward each rank gets the gradient of its own tokens.
 
     Collectives: one in each pass; send no more than needed (no all-reduce).
     Saves: nothing for backward.
@@ -98,7 +98,7 @@ class _GBar(Function):
 
 # 3.3
 def gathering_linear(x: Tensor, weight: Tensor, bias: Tensor, group) -> Tensor:
-    """A column-parallel linear that begins with g, the plain way: g, then F.linear.
+    """A column-parallel linear under sequence parallelism, in its plain form: g, then F.linear.
 
     Args:
         x: [s/t, b, in], this rank's tokens.
@@ -131,13 +131,13 @@ def layer(x: Tensor, w: LayerWeights, dropouts: Dropouts, linear, group) -> Tens
         w: this rank's weights: norm1_weight, norm1_bias, qkv_weight, qkv_bias, projection_weight, projection_bias,
             norm2_weight, norm2_bias, up_weight, up_bias, down_weight, down_bias.  w.num_attention_heads is a, of all
             ranks together.
-        dropouts: core is for the attention weights, block for what is added to x.
-        linear: the column-parallel linear to use, with gathering_linear's arguments; it gathers the tokens.
+        dropouts: dropouts.core is for the attention weights, dropouts.block for the outputs of attention and MLP.
+        linear: the column-parallel linear to use, such as gathering_linear; it gathers the tokens itself.
 
     Returns:
         [s/t, b, h].
 
-    Collectives: in each pass, with gathering_linear, 2 all-gathers and 2 reduce-scatters.
+    Collectives: with gathering_linear, 2 all-gathers and 2 reduce-scatters in forward, and as many in backward.
     Source: 2205.05198 figure 5.
     """
     heads_here = w.num_attention_heads // dist.get_world_size(group)
@@ -152,7 +152,7 @@ def layer(x: Tensor, w: LayerWeights, dropouts: Dropouts, linear, group) -> Tens
 
 # 3.5
 def shard_keeping_linear(x: Tensor, weight: Tensor, bias: Tensor, group) -> Tensor:
-    """The same as gathering_linear, but saves only x for backward: this rank's tokens.
+    """Compute the same as gathering_linear, but save only x for backward, this rank's tokens.
 
     Args:
         x: [s/t, b, in], this rank's tokens.
@@ -163,7 +163,7 @@ def shard_keeping_linear(x: Tensor, weight: Tensor, bias: Tensor, group) -> Tens
         [s, b, out/t].
 
     Collectives: one all-gather in forward, one all-gather and one reduce-scatter in backward.
-    Saves: x; weight doesn't count, which is there anyway.
+    Saves: x.  The weight doesn't count, because it is in memory anyway.
     Source: 2205.05198 section 4.2.2.
     """
     return _ShardKeeping.apply(x, weight, bias, group)
@@ -186,15 +186,15 @@ class _ShardKeeping(Function):
 
 # 3.6
 def sum_partial_gradients(w: LayerWeights, group) -> None:
-    """Complete every .grad in w after the backward of layer.
+    """Make every .grad in w the gradient for the tokens of all ranks, after the backward of layer.
 
-    Some parameters of w saw only this rank's tokens, so their .grad is one term of a sum over the ranks.  Complete
-    those and leave the others unchanged.
+    Some parameters of w saw only this rank's tokens, so their .grad is one term of a sum over the ranks.  Replace it by
+    the sum, and leave the other gradients unchanged.
 
     Args:
         w: the weights of layer; w.named() is a dict of all twelve by name.
 
-    Collectives: of the partial gradients, and of no others.
+    Collectives: they send only the gradients that need the sum.
     Source: 2205.05198 section 4.2.2.
     """
     for name in ("norm1_weight", "norm1_bias", "projection_bias", "norm2_weight", "norm2_bias", "down_bias"):
@@ -203,19 +203,19 @@ def sum_partial_gradients(w: LayerWeights, group) -> None:
 
 # 3.7
 def dropout_generators(seed: int, sequence_parallel: bool, device, group) -> tuple[torch.Generator, torch.Generator]:
-    """The two generators that a layer's dropouts draw from.
+    """Make the two random-number generators from which a layer's dropouts draw.
 
-    Ranks that hold the same tensor must drop the same elements of it; where they hold different ones, they must drop
-    independently.  Leave torch's default generator alone.
+    If the ranks hold the same tensor, they must all drop the same elements of it.  If they hold different tensors, they
+    must drop independently.  Don't use torch's default generator.
 
     Args:
-        seed: another seed gives other numbers, the same seed the same.
-        sequence_parallel: without it, block works on [s, b, h] that is the same on every rank; with it, on this
-            rank's [s/t, b, h].
+        seed: the same seed gives the same numbers, another seed other numbers.
+        sequence_parallel: if False, Dropouts.block works on [s, b, h], the same on every rank; if True, on this rank's
+            [s/t, b, h].
         device: for torch.Generator(device).
 
     Returns:
-        The generator of Dropouts.core, and that of Dropouts.block.
+        The generator for Dropouts.core, and the one for Dropouts.block.
 
     Source: 2205.05198 section 4.2.2.
     """

@@ -18,11 +18,11 @@ from actmem_course.reference_layer import Dropouts, LayerWeights, core_attention
 
 # 4.1 and 4.2
 def checkpoint(function, *inputs: Tensor) -> Tensor:
-    """function(*inputs), saving only the inputs for backward; backward runs function again.
+    """Return function(*inputs), and save only the inputs for backward; backward runs function again.
 
-    4.2: function may draw random numbers from torch's default generators (dropout).  Gradients are the same as
-    without checkpoint, and so are the generators' states after forward and after backward; you may save states as
-    well.
+    Exercise 4.2 adds dropout: function may draw random numbers from torch's default generators.  The gradients must
+    still be the same as without checkpoint, and so must the generators' states after forward and after backward.  You
+    may save the states, too.
 
     Args:
         function: returns one tensor; it may use parameters that are not among inputs, which get their gradients too.
@@ -72,7 +72,10 @@ def _restore(states):
 
 # 4.3
 def selective_layer(x: Tensor, w: LayerWeights, dropouts: Dropouts) -> Tensor:
-    """layer(x, w, dropouts), recomputing the core attention, and nothing else, in backward.
+    """Return layer(x, w, dropouts), where backward recomputes the core attention and nothing else.
+
+    layer has a fourth argument, core: what it calls instead of core_attention, with the same arguments (q, k, v,
+    dropout).
 
     Args:
         x: [s, b, h].
@@ -80,10 +83,9 @@ def selective_layer(x: Tensor, w: LayerWeights, dropouts: Dropouts) -> Tensor:
         dropouts: they draw from torch's default generators.
 
     Returns:
-        [s, b, h].  layer takes a fourth argument, core: what to call instead of core_attention, with the same
-        arguments (q, k, v, dropout).
+        [s, b, h].
 
-    Saves: all but the three tensors of the core attention, 34sbh.
+    Saves: what layer saves, without the three tensors of the core attention: 34sbh bytes in 16 bits.
     Source: 2205.05198 section 5.
     """
 
@@ -95,7 +97,7 @@ def selective_layer(x: Tensor, w: LayerWeights, dropouts: Dropouts) -> Tensor:
 
 # 4.4
 def full_layer(x: Tensor, w: LayerWeights, dropouts: Dropouts) -> Tensor:
-    """layer(x, w, dropouts), saving only x for backward.
+    """Return layer(x, w, dropouts), and save only x for backward, which recomputes the whole layer.
 
     Args:
         x: [s, b, h].

@@ -6,7 +6,7 @@ Write the functions below in your own copy of this file, which make labs puts in
 command above judges them: the orders that you write are simulated, with all the ranks that they
 are for.  For a hint, add --hint 5.1.
 
-Ranks, microbatches, and the model chunks of a rank count from 0.  Every rank runs its own list in
+Ranks, microbatches, and the model chunks of a rank are numbered from 0.  Every rank runs its own list in
 order; an action waits until its input has arrived.  A backward takes as long as two forwards.
 """
 
@@ -15,9 +15,10 @@ import torch
 
 # 5.1
 def one_forward_one_backward(pipeline_parallel_size: int, rank: int, num_microbatches: int) -> list[tuple[str, int]]:
-    """What one rank does in a training step under 1F1B, in order.
+    """Return the forward and backward passes of one rank in a training step under 1F1B, in order.
 
-    No rank holds more microbatches than 1F1B needs, and no time is lost except in the pipeline's fill and drain.
+    No rank may hold more microbatches than 1F1B needs, and no rank may be idle except while the pipeline fills and
+    drains.
 
     Args:
         pipeline_parallel_size: p.
@@ -25,7 +26,7 @@ def one_forward_one_backward(pipeline_parallel_size: int, rank: int, num_microba
         num_microbatches: n, which may be smaller than p.
 
     Returns:
-        ("F", i) for the forward of microbatch i and ("B", i) for its backward, each once.
+        A list with ("F", i) for the forward of microbatch i and ("B", i) for its backward, each once.
 
     Source: 2205.05198 section 4.2.3.
     """
@@ -40,10 +41,11 @@ def one_forward_one_backward(pipeline_parallel_size: int, rank: int, num_microba
 def interleaved(
     pipeline_parallel_size: int, rank: int, num_model_chunks: int, num_microbatches: int
 ) -> list[tuple[str, int, int]]:
-    """The same with m ≥ 2 model chunks on each rank: chunk c of rank r is part c·p + r of the model.
+    """Return the passes of one rank under interleaved 1F1B, in order, with m ≥ 2 model chunks on each rank.
 
-    p microbatches go through chunk 0, then the same p through chunk 1, and so on, then the next p; backward in the
-    reverse order of chunks.  Sends take no time here, so a warm-up that doesn't hide them passes as well.
+    Chunk c of rank r is part c·p + r of the model.  p microbatches go through chunk 0, then the same p through chunk 1,
+    and so on through all chunks; then come the next p.  Backward goes through the chunks in reverse order.  Sends take
+    no time here, so a shorter warm-up, which doesn't hide sends, passes as well.
 
     Args:
         pipeline_parallel_size: p.
@@ -52,7 +54,8 @@ def interleaved(
         num_microbatches: n, divisible by p.
 
     Returns:
-        ("F", c, i) and ("B", c, i), each once.
+        A list with ("F", c, i) for the forward of microbatch i through chunk c and ("B", c, i) for its backward, each
+        once.
 
     Source: 2205.05198 section 4.2.3.
     """
@@ -81,13 +84,13 @@ def free_output(output: torch.Tensor) -> None:
 
 # 5.4
 def how_many_fit(budget_bytes: int, in_flight: int, full_bytes: int, recomputed_bytes: int) -> int:
-    """How many of the microbatches in flight can save everything, if the others are recomputed.
+    """Return how many of the microbatches in flight can save everything, if the others are recomputed.
 
     Args:
-        budget_bytes: what all of them together must not exceed.
-        in_flight: how many microbatches there are.
-        full_bytes: of a microbatch that saves everything.
-        recomputed_bytes: of a microbatch that is recomputed.
+        budget_bytes: the most bytes that all microbatches in flight may take together.
+        in_flight: how many microbatches these are.
+        full_bytes: bytes of a microbatch that saves everything.
+        recomputed_bytes: bytes of a microbatch that is recomputed.
 
     Returns:
         At most in_flight; -1 if not even recomputing all of them fits.

@@ -33,11 +33,11 @@ MAX_NORM = 1.0
 
 # given: the data of a step
 def batch(text: Tensor, step: int, seq_length: int, batch_size: int) -> tuple[Tensor, Tensor]:
-    """Inputs and next-token targets, by step alone: the ranks of a tensor-parallel group work on the same batch.
+    """Return the inputs and next-token targets of one step, the same on every rank.
 
     Args:
         text: [length], token ids.
-        step: the number of the step.
+        step: the number of the step, from which alone the batch follows.
 
     Returns:
         Tokens, [batch_size, seq_length]: pieces of text.
@@ -52,18 +52,18 @@ def batch(text: Tensor, step: int, seq_length: int, batch_size: int) -> tuple[Te
 
 # 6.1
 def make_model(shape: ModelShape, mode: Configuration, group, *, dropout: float = 0.0, **factory) -> GPT:
-    """A GPT in this mode, shared among the ranks of group where the mode says so.
+    """Make a GPT in this mode, sharded over the ranks of group if the mode says so.
 
-    The weights of all ranks together are the same in every mode, for any number of ranks: GPT draws them from seed.
+    GPT draws its weights from a seed: the unsharded weights are the same in every mode and for any number of ranks.
 
     Args:
         shape: the model's sizes.
         mode: a row of table 2.  Without tensor parallelism every rank has the whole model: TensorParallel().
-        dropout: GPT's p.
+        dropout: the dropouts' probability, p of GPT.
         factory: dtype and device, for GPT.
 
     Returns:
-        The model.
+        The model, this rank's part of it.
 
     Source: 2205.05198 table 2.
     """
@@ -73,15 +73,16 @@ def make_model(shape: ModelShape, mode: Configuration, group, *, dropout: float 
 
 # 6.2
 def gradient_norm(model: GPT) -> float:
-    """The 2-norm of the unsharded model's gradient, the same on every rank of model.tp.
+    """Return the 2-norm of the unsharded model's gradient, the same number on every rank of model.tp.
 
     Args:
-        model: all its parameters have a complete .grad; those that have a partition_dim are sharded.
+        model: every parameter has its .grad, already summed over the ranks where that is needed.  A parameter with the
+            attribute partition_dim is sharded, and so is its .grad.
 
     Returns:
         The norm, a float.
 
-    Collectives: one of a single number is enough.
+    Collectives: one, of a single number, is enough.
     Source: 2205.05198 section 4.2.1 shards the parameters.
     """
     cut = whole = next(model.parameters()).new_zeros((), dtype=torch.float64)
@@ -100,14 +101,15 @@ def gradient_norm(model: GPT) -> float:
 def training_step(
     model: GPT, optimizer: torch.optim.Optimizer, microbatches: list[tuple[Tensor, Tensor]], max_norm: float
 ) -> float:
-    """One step: gradients of the mean loss over all microbatches, clipped to max_norm, optimizer.step().
+    """Run one step: compute the gradient of the mean loss over all microbatches, clip it, and call optimizer.step().
 
-    The parameters afterwards are those of the unsharded model after the same step: under sequence parallelism some
-    gradients are partial until reduce_partial_gradients(model, model.tp).
+    Afterwards the parameters must be those that the unsharded model has after the same step.  Under sequence
+    parallelism some gradients are only this rank's part of a sum until you call reduce_partial_gradients(model,
+    model.tp).
 
     Args:
-        microbatches: tokens and targets of each, [b, s].
-        max_norm: a gradient whose norm is larger is scaled down to it.
+        microbatches: a pair of tokens and targets for each, [b, s] both.
+        max_norm: if the gradient's norm is larger, scale the gradient down to this norm.
 
     Returns:
         The mean loss, a float.
@@ -132,7 +134,7 @@ def training_step(
 # 6.4
 # given: what puts the three together
 def train(shape: ModelShape, mode: Configuration, text: Tensor, num_steps: int, group, **factory) -> list[float]:
-    """The losses of num_steps training steps in one mode: the same numbers in every mode.
+    """Train a GPT in one mode, and return the loss of each step; the losses must be the same in every mode.
 
     Args:
         text: [length], token ids.

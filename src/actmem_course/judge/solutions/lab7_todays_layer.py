@@ -27,21 +27,21 @@ def llama_layer_bytes(
     ffn_hidden_size: int,
     tensor_parallel_size: int,
 ) -> dict[str, int]:
-    """Bytes of each of the 14 tensors that a Llama layer saves for backward on one of t ranks.
+    """Return the bytes of each of the 14 tensors that a Llama layer saves for backward on one of t ranks.
 
-    Tensor and sequence parallelism, a flash kernel, nothing recomputed, nothing saved twice.  Activations have 16
-    bits; the statistics of a norm (one number per token) and the log-sum-exp (one number per query and head) have
-    32.
+    The layer has tensor and sequence parallelism and a flash kernel.  Nothing is recomputed or saved twice.
+    Activations have 16 bits; the statistics of a norm (one number per token) and the log-sum-exp (one number per query
+    and head) have 32.
 
     Args:
         seq_length, micro_batch_size, hidden_size, num_attention_heads: s, b, h, a.
-        num_key_value_heads: k.  Of t and k one divides the other; with t > k each rank holds one key and value head.
+        num_key_value_heads: k.  Either t divides k, or k divides t; with t > k each rank has one key and value head.
         ffn_hidden_size, tensor_parallel_size: f, t.
 
     Returns:
-        Bytes by these names: "norm 1 input", "norm 1 statistics", "QKV projection input", "Q", "K", "V", "log-sum-
-            exp", "attention projection input", "norm 2 input", "norm 2 statistics", "gate and up input", "gate",
-            "up", "down input".
+        Bytes by these names: "norm 1 input", "norm 1 statistics", "QKV projection input", "Q", "K", "V",
+            "log-sum-exp", "attention projection input", "norm 2 input", "norm 2 statistics", "gate and up input",
+            "gate", "up", "down input".
 
     Source: 2205.05198 section 4 counts the layer of 2022 in the same way.
     """
@@ -69,15 +69,16 @@ def llama_layer_bytes(
 
 # given: the dtype to compute in
 def wide(x: Tensor) -> Tensor:
-    """x in float32; float64 stays as it is."""
+    """Return x in float32, or x itself if it is float64."""
     return x if x.dtype is torch.float64 else x.float()
 
 
 # 7.2
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x²) + eps) · weight, the mean over the last dimension, computed in wide(x).
+    """Return x / sqrt(mean(x²) + eps) · weight, with the mean over the last dimension, computed in wide(x)'s dtype.
 
-    Round once, at the end.  Rounding before weight multiplies too, as Hugging Face's norm does, also passes.
+    Round to x's dtype once, at the end.  It also passes if you round before the multiplication by weight as well, as
+    Hugging Face's norm does.
 
     Args:
         x: [s, b, h].
@@ -112,7 +113,7 @@ class _RMSNorm(Function):
 
 # 7.3
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) · up, where silu(x) = x · sigmoid(x).
+    """Return silu(gate) · up, where silu(x) = x · sigmoid(x).
 
     Args:
         gate: [s, b, f].
@@ -151,12 +152,11 @@ def split_grouped_heads(
     num_key_value_heads: int,
     group,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """This rank's q_weight, k_weight, v_weight and projection_weight, for grouped-query attention.
+    """Return this rank's shards of q_weight, k_weight, v_weight and projection_weight, for grouped-query attention.
 
-    Query head i reads key and value head i // (a/k).  Rank r of t takes the query heads r·a/t and up, and the key
-    and value
-    heads that these read, no others: of t and k one divides the other, so with t > k several ranks take the same
-        head.
+    Query head i reads key and value head i // (a/k).  Rank r of t takes the a/t query heads from r·a/t on, and the key
+    and value heads that these read, no others.  Either t divides k, or k divides t; with t > k several ranks take the
+    same key and value head.
 
     Args:
         q_weight: [a·d, h], head after head; h need not be a·d.
@@ -166,7 +166,7 @@ def split_grouped_heads(
         num_attention_heads, num_key_value_heads: a, k.
 
     Returns:
-        This rank's four parts: [a·d/t, h], twice [k·d/min(t, k), h], and [h, a·d/t].
+        This rank's shards, in this order: [a·d/t, h], [k·d/min(t, k), h], [k·d/min(t, k), h], [h, a·d/t].
 
     Source: 2205.05198 section 4.2.1 shards whole heads.
     """
@@ -183,10 +183,10 @@ def split_grouped_heads(
 
 # 7.5
 def sum_shared_gradients(k_weight: Tensor, v_weight: Tensor, num_key_value_heads: int, group) -> None:
-    """Complete k_weight.grad and v_weight.grad after the backward of grouped-query attention.
+    """Make k_weight.grad and v_weight.grad those of all query heads, after the backward of grouped-query attention.
 
-    Each rank found its .grad from its own query heads.  Where several ranks hold the same head, its gradient is the
-    sum of theirs.  Make no process group: all ranks of group call this, so a collective of group can do it.
+    Each rank computed its .grad from its own query heads.  If several ranks have the same key and value head, its
+    gradient is the sum of theirs.  Make no process group: all ranks of group call this, so use collectives of group.
 
     Args:
         k_weight: [k·d/min(t, k), h], this rank's, as split_grouped_heads gives it.

@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 from argparse import Namespace
 
 import pytest
@@ -11,6 +12,7 @@ from measure_table2 import needed_bytes
 from actmem.config import ModelShape
 from actmem_course import launch
 from actmem_course.lab_tools.machine import ranks_here
+from tests.labs.faults import TORCHRUN
 from tests.labs.in_process import shown_in_80_columns
 
 SCRIPT = "measure_table2.py"
@@ -36,6 +38,15 @@ def test_room_counts_the_scores_that_are_needed_for_a_moment():
     scores = 8 * 4096**2
     saved = 34 * 4096 * 64 + 5 * scores + 2 * 12 * 64**2
     assert needed_bytes(ModelShape(4096, 1, 64, 8, vocab_size=1), torch.bfloat16) == saved + 4 * scores
+
+
+@pytest.mark.nightly
+def test_bad_input_that_only_rank_0_finds_is_said_once():
+    command = [*TORCHRUN, str(launch.LABS / SCRIPT), "--json", "/proc/actmem/x.json"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    own = [line for line in done.stderr.splitlines() if line.startswith("measure_table2.py: ")]
+    assert len(own) == 1 and "--json: cannot write" in own[0]
+    assert done.returncode != 0 and "exitcode  : 2" in done.stderr and "(local_rank: 0)" in done.stderr
 
 
 def test_bad_input_ends_a_real_process_with_2_and_loses_nothing(tmp_path):

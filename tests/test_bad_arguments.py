@@ -176,7 +176,7 @@ LINES = [
     (lambda: expert_mlp_rows(EXPERTS, routed_tokens=33), "routed_tokens: must be at most 32, got 33"),
     (lambda: layer_rows(S, Parallel(context_parallel_size=2)), "context_parallel_size: must be 1, got 2: the paper's layer"),
     (lambda: Cluster(8, 10**9, allowance_bytes=-1), "allowance_bytes: must be at least 0, got -1"),
-    (lambda: Cluster(8, 8e10), "memory_bytes: must be a whole number, got 80000000000.0"),  # type: ignore[arg-type]
+    (lambda: Cluster(8, 8e10), "memory: must be a whole number, got 80000000000.0"),  # type: ignore[arg-type]
     (lambda: planned_model_of("llama3-8b").with_routing("one-sided"), "routing: llama3-8b has no experts"),
     (lambda: planned_model_of("mixtral-8x7b").with_routing("learned"), "routing: must be one of even, one-sided"),
     (lambda: llama_rows(LLAMA, routed_tokens=1), "routed_tokens: this layer has no experts"),

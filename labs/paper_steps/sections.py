@@ -103,7 +103,14 @@ def measure_layer(name: str) -> list[dict[str, Any]]:
 
 
 def table2(name: str) -> list[PaperEntry]:
-    """Return table 2's entries: bytes of one layer on one rank, by the paper's formula, by our rows, and measured."""
+    """Compare the paper's table 2 with our numbers, for one layer of a paper model on one emulated rank.
+
+    Args:
+        name: the model's name in ``PAPER_MODELS``.
+
+    Returns: an entry for each configuration, in bytes: by the paper's formula; by our prediction, tensor by tensor (and
+        apart from it the tensors that the paper leaves out); and measured.
+    """
     shape, t = PAPER_MODELS[name].shape, PAPER_MODELS[name].parallel.tensor_parallel_size
     return [
         PaperEntry(

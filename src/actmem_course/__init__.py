@@ -1,4 +1,4 @@
-"""What the course needs around the library: figures, what labs share, the judge.
+"""The course around the library: its figures, the helpers of its labs, and the judge of its exercises.
 
 ``actmem`` never imports this package. ``figures`` and ``others`` work without torch.
 """

@@ -31,10 +31,10 @@ def device_for(asked: str, ranks: int, gpus: int, alone: bool = True) -> str:
         asked: "auto", "cpu" or "cuda".
         ranks: how many ranks run on this host.
         gpus: how many GPUs this host has.
-        alone: whether the job has no ranks on other hosts.
+        alone: whether all ranks of the job run on this host.
 
-    Raises: ConfigError if "cuda" is asked for and there isn't a GPU for each rank. With fewer GPUs than ranks also if
-        the job has other hosts, whose ranks may have GPUs.
+    Raises: ConfigError if there are fewer GPUs than ranks, and either "cuda" is asked for or the job has other hosts
+        (whose ranks may have enough GPUs and would then run on them).
     """
     if asked == "cuda" and not gpus:
         raise ConfigError("device", "torch finds no CUDA GPU here")
@@ -47,7 +47,7 @@ def device_for(asked: str, ranks: int, gpus: int, alone: bool = True) -> str:
 
 
 def add_rank_arguments(parser: argparse.ArgumentParser, emulate: bool = True) -> None:
-    """Add --ranks N and --device to a parser; and --emulate T, if one rank can do the lab's work alone."""
+    """Add the options --ranks N and --device to a parser; with ``emulate`` also --emulate T (be one rank of T)."""
     parser.add_argument("--ranks", type=int, metavar="N", help="start N ranks here (default: one for each GPU)")
     if emulate:
         parser.add_argument("--emulate", type=int, metavar="T", help="be one rank of T in a single process")
@@ -57,10 +57,10 @@ def add_rank_arguments(parser: argparse.ArgumentParser, emulate: bool = True) ->
 
 
 class LabParser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are one line, on rank 0 only, with exit code 2.
+    """An ArgumentParser that reports an error in one line, on rank 0 only, with exit code 2.
 
     Args:
-        spelled: for each argument that a ConfigError names, the lab's option if that has another name.
+        spelled: the lab's option for an argument of a ConfigError, if its name differs: {"num_layers": "--layers"}.
     """
 
     def __init__(self, *args, spelled: dict[str, str] | None = None, **kwargs):
@@ -75,7 +75,7 @@ class LabParser(argparse.ArgumentParser):
 
     @contextmanager
     def refusing(self):
-        """Turn a ConfigError of the block into this parser's one line."""
+        """Make a context in which a ConfigError ends the process with this parser's one line of error."""
         try:
             yield
         except ConfigError as error:
@@ -85,9 +85,9 @@ class LabParser(argparse.ArgumentParser):
 
 
 def report_error(program: str, message: str) -> None:
-    """Print in one line why this process fails, and tell the process that watches it.
+    """Print in one line why this process fails, and leave the message for the process that started the ranks.
 
-    A rank that ``--ranks`` started prints nothing: its parent prints the first error of all ranks, once.
+    A rank that ``--ranks`` started prints nothing: its parent process prints the first error of all ranks.
     """
     tell_torchrun(message)
     if PARENT_REPORTS not in os.environ:
@@ -95,16 +95,13 @@ def report_error(program: str, message: str) -> None:
 
 
 def print_error(program: str, message: str) -> None:
-    """Print a line on standard error, and ignore it if that is closed."""
+    """Print a line on standard error; do nothing if standard error is closed."""
     with suppress(OSError, ValueError):
         print(f"{program}: {message}", file=sys.stderr, flush=True)
 
 
 def tell_torchrun(message: str) -> None:
-    """Leave ``message`` for the process that watches this rank, torchrun or ours.
-
-    That process reports it with the exit code.
-    """
+    """Write ``message`` to the file from which torchrun, or the parent of ``--ranks``, reads this rank's error."""
     if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         # The form that torch.distributed.elastic.multiprocessing.errors reads.
         error = {"message": {"message": message, "extraInfo": {"timestamp": str(int(time.time()))}}}

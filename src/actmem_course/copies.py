@@ -1,7 +1,6 @@
-"""A learner's own copies of the labs and notebooks, in ``my/``: ``make labs`` and the first step of ``make course``.
+"""Copy the labs and notebooks to ``my/``, where a learner works on them (``make labs``, ``make course``).
 
-What is in ``my/`` belongs to the learner: a copy is made once. ``--fresh`` makes a new copy and keeps the old one under
-another name. Only this code writes copies.
+Each file is copied once and never overwritten: ``--fresh`` renames the learner's file and makes a new copy.
 """
 
 import argparse
@@ -23,20 +22,21 @@ MINE = (LABS.parent if LABS.is_dir() else Path.cwd()) / "my"
 
 
 def lab_files() -> dict[str, bytes]:
-    """Return the labs as a learner gets them, by their path in ``my/``."""
+    """Return the content of each lab's exercise file, by its path in ``my/``."""
     return {f"labs/{name}.py": lab_source(name).encode() for name in lab_names()}
 
 
 def notebook_files() -> dict[str, bytes]:
-    """Return the chapters by their path in ``my/``; there are none without a checkout."""
+    """Return the content of each chapter, by its path in ``my/``; an installed package without a checkout has none."""
     return {f"notebooks/{path.name}": path.read_bytes() for path in sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))}
 
 
 def make(folder: Path, given: dict[str, bytes]) -> list[str]:
-    """Copy what isn't in ``folder`` yet, and return the paths of these copies.
+    """Write the files that aren't in ``folder`` yet, and return their paths.
 
     Args:
-        given: the contents by path in ``folder``.
+        folder: where to write them.
+        given: the content of each file by its path below ``folder``.
     """
     missing = [name for name in given if not os.path.lexists(folder / name)]
     for name in missing:
@@ -55,13 +55,13 @@ def set_aside(path: Path) -> Path:
 
 
 def typed(path: Path) -> str:
-    """Return a path as one types it in a shell from here: relative if it is below the working directory, and quoted."""
+    """Return a path in the form to type in a shell: quoted, and relative if it is below the working directory."""
     path = path if path.is_absolute() else Path.cwd() / path
     return shlex.quote(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
 
 
 def main() -> int:
-    """Make the copies that the command line asks for, and print where they are."""
+    """Make the copies that the command line asks for, and print their paths.  Returns the exit code."""
     parser = LabParser(
         prog="actmem_course.copies", description="Make your own copies of the labs and notebooks, in my/."
     )

@@ -1,4 +1,4 @@
-"""The files that labs write: checked before any work, written under another name, then renamed."""
+"""Files that labs write. They are checked before any work is done, and written under another name and then renamed."""
 
 import argparse
 import json
@@ -9,12 +9,15 @@ from actmem.config import ConfigError
 
 
 def check_files(args: argparse.Namespace, *names: str) -> None:
-    """Raise ConfigError if one of these options names a file that can't be written, or the same file as another option.
+    """Check the files that options name, such as --json: can they be written, and are they different files?
 
     Every rank checks the names; only rank 0 touches the files.
 
     Args:
-        names: Of the options, as in ``args``.
+        args: the parsed options.
+        names: names of the options in ``args`` whose values are paths.
+
+    Raises: ConfigError if a file can't be written, or if two options name the same file.
     """
     named: dict[Path, str] = {}
     for name in names:
@@ -42,10 +45,11 @@ def _try_to_write(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace the contents of a file by ``text``; if that fails, as on a full disk, the old contents stay.
+    """Replace the contents of a file by ``text``; if that fails (the disk is full), the old contents stay.
 
     A device or a pipe is written directly.
-    Raises: OSError that names ``path``.
+
+    Raises: OSError, which names ``path``.
     """
     beside = _beside(path)
     try:

@@ -1,6 +1,6 @@
 """Start a lab from a notebook or a test as a subprocess, and read its results as JSON.
 
-A subprocess, because a notebook's own functions cannot be sent to new processes.
+It is a subprocess because functions defined in a notebook can't be sent to new processes.
 """
 
 import json
@@ -19,12 +19,12 @@ class LabError(RuntimeError):
 
 
 def rank_environment(number: int, size: int, address: tuple[str, int] | None = None) -> dict[str, str]:
-    """Return the whole environment of one of a host's ranks.
+    """Return the environment variables with which to start one rank as a subprocess.
 
     Args:
-        number: the rank.
+        number: the rank's number.
         size: how many ranks there are, all on this host.
-        address: host and port of the store that another process serves; None: the rank finds its own.
+        address: host and port of the store where ranks meet, if another process serves it; None: the ranks make one.
     """
     place: dict[str, object] = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
     if address:  # by the last of these, rank 0 does not look for a port to serve a store on
@@ -37,15 +37,15 @@ def rank_environment(number: int, size: int, address: tuple[str, int] | None = N
 
 
 def run(script: str, *arguments: object, processes: int | None = None) -> subprocess.CompletedProcess:
-    """Run a lab to its end.
+    """Run a lab as a subprocess and wait until it ends.
 
     Args:
-        script: its file name in labs/.
-        arguments: its command line.
+        script: the lab's file name in labs/.
+        arguments: its command-line arguments.
         processes: how many ranks it starts; None: the lab is one process.
 
     Returns:
-        The finished process with its text output.
+        The finished process, with its output as text.
     """
     command = [sys.executable, str(LABS / script), *map(str, arguments)]
     if processes is not None:
@@ -56,15 +56,15 @@ def run(script: str, *arguments: object, processes: int | None = None) -> subpro
 def results(script: str, *arguments: object, processes: int | None = None) -> list[dict]:
     """Run a lab and return the rows that it writes to ``--json``.
 
-    Exit code 1 ("measured, and something differs") is a result, not a failure.
+    Exit code 1 (it measured, and something differs from the prediction) doesn't count as a failure.
 
     Args:
         script: the lab's file name, such as "measure_table2.py".
-        arguments: the lab's, as they are typed.
+        arguments: its command-line arguments.
         processes: how many ranks it starts; None: the lab is one process.
 
     Raises:
-        LabError: the lab failed; the message is its own last line.
+        LabError: The lab failed; the message is the last line that it printed.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "results.json"

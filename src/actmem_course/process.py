@@ -1,4 +1,4 @@
-"""How every lab writes its output, reports an error and ends."""
+"""Make every lab end in the same way: an exit code, and at most one line of error."""
 
 import atexit
 import io
@@ -20,10 +20,10 @@ TRACEBACK = "ACTMEM_TRACEBACK"
 
 
 def lab(main: Callable[..., int]) -> Callable[..., int]:
-    """Make a lab's ``main`` end in an exit code and at most one line of error, whatever happens.
+    """Decorate a lab's ``main`` so that any exception ends the process with an exit code and at most one line of error.
 
-    The line names the rank and the cause. Ctrl-C prints nothing. Characters that the screen's encoding doesn't have are
-    replaced.
+    The line names the rank and the cause. Ctrl-C prints nothing. Characters that the terminal's encoding doesn't have
+    are replaced.
     """
 
     @wraps(main)
@@ -46,7 +46,7 @@ def lab(main: Callable[..., int]) -> Callable[..., int]:
 
 
 def fail(error: BaseException) -> NoReturn:
-    """Print what went wrong and end this rank; the process that started the ranks ends the others."""
+    """Print the error in one line and end this rank; the process that started the ranks then ends the others."""
     if os.environ.get(TRACEBACK):
         traceback.print_exception(error)
     if isinstance(error, BrokenPipeError):  # who read the output has enough
@@ -59,10 +59,10 @@ def fail(error: BaseException) -> NoReturn:
 
 
 def leave(code: int) -> NoReturn:
-    """End the process without Python's own shutdown.
+    """End the process at once, without Python's shutdown.
 
-    That may wait for other ranks, and aborts where a thread of gloo still runs and frees a tensor that has a Python
-    object.
+    Python's shutdown may wait for other ranks. It also aborts if a thread of gloo is still running and frees a tensor
+    that has a Python object.
     """
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
@@ -71,7 +71,7 @@ def leave(code: int) -> NoReturn:
 
 
 def cause_of(error: BaseException) -> str:
-    """Return an error as one line: what happened, and where in the course's files."""
+    """Describe an error in one line: what happened, and at which line of the course's files."""
     lines = [line.strip() for line in str(error).strip().splitlines()] or [""]
     text = lines[0][:200]
     if isinstance(error, OSError) and error.strerror and not isinstance(error, (ConnectionError, TimeoutError)):

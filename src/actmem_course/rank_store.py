@@ -1,9 +1,9 @@
-"""How ranks gather values without their process group: through the store where they met.
+"""Let ranks exchange values through torch's key-value store, without collectives.
 
-A learner's collectives may be mismatched, and then the process group cannot be trusted. A store is only keys and
-values. It stays usable, and the process that started the ranks serves it, so it outlives each of them.
+The judge needs this: if a learner's collectives don't match, the process group can no longer be used. The store still
+works. The process that started the ranks serves it, so it outlives each of them.
 
-A message is values, never code: a pickle could run anything, so ``torch.load(weights_only=True)`` reads it.
+Messages are read with ``torch.load(weights_only=True)``, because a plain pickle could run code.
 """
 
 import io
@@ -21,21 +21,21 @@ SECONDS = 50
 
 
 class BadMessage(ValueError):
-    """Raised if what was read is not a message that ``encoded`` wrote."""
+    """The bytes that were read are not a message that ``encoded`` made."""
 
 
 def encoded(value: object) -> bytes:
-    """Return ``value`` as bytes, as ``torch.save`` writes it."""
+    """Convert a value to a message: the bytes that ``torch.save`` writes."""
     written = io.BytesIO()
     torch.save(value, written)
     return written.getvalue()
 
 
 def decoded(message: bytes) -> Any:
-    """Return the value that ``encoded`` was given; a GPU's tensor is put on this rank's own GPU.
+    """Convert a message back to the value that ``encoded`` was given. CUDA tensors are moved to this rank's GPU.
 
     Raises:
-        BadMessage: on anything but values, tensors and sets.
+        BadMessage: The message has anything but plain values, tensors and sets.
     """
     from_gpus: set[int] = set()
 
@@ -54,7 +54,7 @@ def decoded(message: bytes) -> Any:
 
 
 class RankStore:
-    """All ranks, as seen from one. Every rank must make the same calls in the same order."""
+    """A rank's connection to the store that all ranks share. All ranks must make the same calls in the same order."""
 
     def __init__(self, rank: int = 0, size: int = 1, store: dist.Store | None = None):
         self.rank, self.size = rank, size
@@ -62,7 +62,7 @@ class RankStore:
         self._calls = 0
 
     def gather(self, value: object) -> list:
-        """Return every rank's ``value``, in the order of the ranks; a value is anything that ``encoded`` takes."""
+        """Collect a value (anything that ``encoded`` takes) from every rank, in rank order."""
         if self.size == 1:
             return [value]
         self._calls += 1
@@ -73,10 +73,10 @@ class RankStore:
 def connect(purpose: str, seconds: float = SECONDS) -> RankStore:
     """Open a connection to the ranks' store.
 
-    Each purpose has one of its own, because a connection that waits is blocked.
+    Open a new connection for each purpose, because a connection is blocked while it waits.
 
     Args:
-        purpose: its name; the keys of each purpose are separate, and every rank must connect for it.
+        purpose: a name, which separates its keys from those of other purposes. Every rank must connect for it.
         seconds: how long ``gather`` waits for another rank.
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:

@@ -1,8 +1,8 @@
-"""This process as a rank: started by torchrun or by ``--ranks``, or emulated.
+"""Run a lab as one rank of many: started by torchrun, by ``--ranks``, or emulated.
 
-With ``--ranks`` one parent starts the ranks, ends them together and prints why. It uses the part of torchrun that
-watches processes. It serves the store where the ranks meet on the loopback interface only; torchrun's own store listens
-on every interface.
+With ``--ranks`` a parent process starts the ranks, ends all of them if one fails, and prints why. It uses torchrun's
+code for watching processes. Unlike torchrun's, its store (where the ranks find each other) listens on the loopback
+interface only.
 """
 
 import argparse
@@ -36,14 +36,14 @@ TIMEOUT = timedelta(minutes=10)
 
 @dataclass(frozen=True)
 class Ranks:
-    """All ranks, as seen from one.
+    """This rank, and how it reaches the others.
 
     Attributes:
-        rank: this one's number.
-        size: how many there are.
-        device: this rank's, "cpu" or "cuda".
-        emulated: whether this process alone acts as one rank of many.
-        store: where the ranks gather values.
+        rank: this rank's number.
+        size: how many ranks there are.
+        device: this rank's device, "cpu" or "cuda".
+        emulated: whether this is a single process that acts as one rank of many.
+        store: the store through which ranks exchange values.
     """
 
     rank: int
@@ -53,23 +53,26 @@ class Ranks:
     store: RankStore = RankStore()
 
     def gather(self, value: object) -> list:
-        """Return every rank's ``value``, in the order of the ranks; if emulated, only this rank's."""
+        """Collect a value from every rank, in rank order; if emulated, the list has this rank's value only."""
         return self.store.gather(value)
 
 
 def check_ranks(args: argparse.Namespace, script: str, *files: str) -> int:
-    """Return how many ranks there will be, and set ``args.device`` to "cpu" or "cuda" for all of this host's ranks.
+    """Decide how many ranks run the lab, and set ``args.device`` to "cpu" or "cuda".
 
-    If the ranks have not been started yet, with --ranks or on GPUs, it starts them, waits, and ends this process with
-    their exit code: then it does not return.
+    If the lab needs several ranks and they haven't been started yet (--ranks, or several GPUs), it starts them as
+    subprocesses, waits for them, and ends this process with their exit code. It then doesn't return.
 
     Args:
-        args: parsed options of ``add_rank_arguments``.
+        args: parsed options of ``add_rank_arguments``; ``args.device`` is changed.
         script: the lab's file name.
-        files: the options that name files to write (``check_files``).
+        files: names of the options that name files to write (``check_files``).
+
+    Returns: the number of ranks.
 
     Raises:
-        ConfigError: the arguments and the way in which the lab was started do not fit, or a file can't be written.
+        ConfigError: The options contradict the way in which the lab was started (torchrun or not), or a file can't be
+            written.
     """
     check_files(args, *files)
     started = "RANK" in os.environ and "WORLD_SIZE" in os.environ
@@ -95,16 +98,16 @@ def check_ranks(args: argparse.Namespace, script: str, *files: str) -> int:
 
 @contextmanager
 def ranks(args: argparse.Namespace, real_tensors: bool = False) -> Iterator[Ranks]:
-    """Join the process group (NCCL on GPUs, gloo on CPUs, fake when emulated) and leave it at the end.
+    """Make a context in which this process has joined the process group: NCCL, gloo, or a fake one if emulated.
 
-    After an error in the block the group stays: destroying NCCL's may wait for the other ranks, which wait for this
-    one. All ranks draw the same random numbers.
+    It also seeds torch, so that all ranks draw the same random numbers. If the block raises, the group isn't destroyed:
+    NCCL could wait for the other ranks, which wait for this one.
 
     Args:
-        args: parsed options of ``add_rank_arguments``, which ``check_ranks`` has seen.
-        real_tensors: an emulated rank uses real tensors on a CPU too, which it needs to be timed.
+        args: parsed options of ``add_rank_arguments``, after ``check_ranks``.
+        real_tensors: whether an emulated rank uses real tensors on a CPU too, as it must when it is timed.
 
-    Yields: all ranks, as seen from this one.
+    Yields: this rank, as ``Ranks``.
     """
     torch.manual_seed(1234)
     if args.emulate is not None:
@@ -127,7 +130,7 @@ def ranks(args: argparse.Namespace, real_tensors: bool = False) -> Iterator[Rank
 
 
 def join_group(device: str) -> None:
-    """Make the process group: NCCL's with a GPU for each rank, or gloo's, on loopback if all ranks are on this host."""
+    """Initialize torch's process group: NCCL on "cuda", gloo on "cpu"; gloo uses loopback if there is one host only."""
     if device == "cuda":
         gpu = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(gpu)
@@ -140,16 +143,15 @@ def join_group(device: str) -> None:
 
 
 def start_ranks(script: str, arguments: list[str], size: int) -> int:
-    """Run a script as ``size`` ranks on this machine. When one fails, the others are ended.
+    """Run a script as ``size`` ranks on this machine, and wait for them. If one fails, the others are killed.
 
     Args:
-        script: its path.
-        arguments: what follows the script on each rank's command line.
+        script: the script's path.
+        arguments: its command-line arguments.
         size: the number of ranks.
 
-    Returns:
-        The exit code: 0 if all ranks ended with 0, 130 after Ctrl-C, 128 + n after another signal of number n. Else 2
-            if the first rank that failed ended with 2, otherwise 1.
+    Returns: the exit code: 0 if all ranks ended with 0; 130 after Ctrl-C; 128 + n after signal n; 2 if the first rank
+        that failed ended with 2; 1 after any other failure.
     """
     program = os.path.basename(script)
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # one line of ours says it all
@@ -181,7 +183,10 @@ def start_ranks(script: str, arguments: list[str], size: int) -> int:
 
 @contextmanager
 def served_store() -> Iterator[tuple[str, int]]:
-    """Serve a store for the ranks in the block, and yield its host and port; no other machine can reach it."""
+    """Make a context in which this process serves a store for its ranks, on loopback only.
+
+    Yields: the store's host and port.
+    """
     with socket.create_server(("127.0.0.1", 0)) as listener:
         host, port = listener.getsockname()
         served = dist.TCPStore(
@@ -192,7 +197,7 @@ def served_store() -> Iterator[tuple[str, int]]:
 
 
 def end_with_parent() -> None:
-    """End this rank at once when the process that started it is gone, or at Ctrl-C, even while it waits for others."""
+    """Make this rank end as soon as its parent process is gone or on Ctrl-C, even while it waits in a collective."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     parent = os.getppid()
 

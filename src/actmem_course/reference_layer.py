@@ -1,4 +1,4 @@
-"""Parts of a transformer layer that the labs give to the learner: no parallelism, no recomputation."""
+"""A plain transformer layer and its parts, which labs give to the learner. No parallelism, no recomputation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from actmem.parallel.rng import DropoutMask
 
 
 def split_heads(qkv: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Split a projection's output ``[s, b, 3nd]``, first all of Q, then K, then V, for n heads of size d.
+    """Split the output of the QKV projection into Q, K and V.
+
+    Args:
+        qkv: ``[s, b, 3nd]`` for n heads of size d: first all heads of Q, then of K, then of V.
+        num_heads: n.
 
     Returns: Q, K and V, each ``[b·n, s, d]``.
     """
@@ -24,12 +28,12 @@ def split_heads(qkv: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def merge_heads(context: Tensor, micro_batch_size: int) -> Tensor:
-    """Turn heads ``[b·n, s, d]`` back into ``[s, b, nd]``."""
+    """Rearrange attention's output of n heads, ``[b·n, s, d]``, to ``[s, b, nd]``."""
     return context.transpose(0, 1).reshape(context.shape[1], micro_batch_size, -1)
 
 
 def core_attention(q: Tensor, k: Tensor, v: Tensor, dropout=lambda weights: weights) -> Tensor:
-    """Compute causal attention of q, k and v ``[b·n, s, d]``: QKᵀ, softmax, ``dropout``, times V.
+    """Compute causal attention: softmax(QKᵀ), ``dropout``, times V. q, k, v and the result are ``[b·n, s, d]``.
 
     Source: 2205.05198 figure 3.
     """
@@ -39,23 +43,23 @@ def core_attention(q: Tensor, k: Tensor, v: Tensor, dropout=lambda weights: weig
 
 
 def gelu(x: Tensor) -> Tensor:
-    """Compute GeLU by its tanh formula. Saves its input."""
+    """Compute GeLU with the tanh approximation. It saves its input for backward."""
     return F.gelu(x, approximate="tanh")
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Compute layer norm over the last dimension. Saves its input and two numbers a token."""
+    """Compute layer norm over the last dimension. It saves its input and two numbers per token for backward."""
     return F.layer_norm(x, x.shape[-1:], weight, bias)
 
 
 class Dropouts:
-    """A layer's dropouts: ``core`` for the attention weights, ``block`` for what is added to the residual.
-
-    Saves: a mask of 1 byte an element, for each.
+    """A layer's dropouts: ``core`` for the attention weights, ``block`` for the outputs of attention and MLP.
 
     Args:
-        p: the probability.
-        core, block: the generator of each; None: torch's default one.
+        p: the dropout probability.
+        core, block: the random generator of each; None for torch's default generator.
+
+    Saves: for each dropout a mask of 1 byte per element.
     """
 
     def __init__(self, p: float, core: torch.Generator | None = None, block: torch.Generator | None = None):
@@ -70,11 +74,11 @@ class Dropouts:
 
 @dataclass
 class LayerWeights:
-    """One layer's parameters, as torch stores them, ``[out, in]``; one rank's shard if they are sharded.
+    """The parameters of one layer, or of one rank's shard of it. Weights are ``[out, in]``, as torch stores them.
 
     Attributes:
-        num_attention_heads: a, of all ranks together.
-        qkv_weight: its rows are those of Q, then K, then V.
+        num_attention_heads: a, the heads of all ranks together.
+        qkv_weight: its rows are those of Q, then of K, then of V.
     """
 
     num_attention_heads: int
@@ -96,11 +100,14 @@ class LayerWeights:
         return {field.name: getattr(self, field.name) for field in fields(self)[1:]}
 
     def map(self, function) -> LayerWeights:
-        """Return a copy with ``function(name, tensor)`` in place of each parameter."""
+        """Return a copy in which each parameter is replaced by ``function(name, parameter)``."""
         return replace(self, **{name: function(name, tensor) for name, tensor in self.named().items()})
 
     def part(self, rank: int, t: int) -> LayerWeights:
-        """Return one rank's shard: QKV and up are split by output features, projection and down by input features."""
+        """Return rank ``rank``'s shard: QKV and up are split by output features, projection and down by input features.
+
+        Norms and the biases of projection and down are not split.
+        """
 
         def cut(name: str, tensor: Tensor) -> Tensor:
             if name.startswith("qkv"):
@@ -115,7 +122,7 @@ class LayerWeights:
 def random_weights(
     hidden_size: int, num_attention_heads: int, seed: int = 0, dtype=torch.float64, device="cpu"
 ) -> LayerWeights:
-    """Draw random parameters of a whole layer, the same on every rank."""
+    """Draw random parameters of an unsharded layer; the same seed gives the same values on every rank."""
     h, generator = hidden_size, torch.Generator().manual_seed(seed)
     sizes = {
         "norm1": (h,),
@@ -135,25 +142,37 @@ def random_weights(
 
 
 def attention(x: Tensor, w: LayerWeights, dropout=lambda weights: weights, core=core_attention) -> Tensor:
-    """Compute self-attention of ``[s, b, h]`` with all heads.
+    """Compute self-attention with all heads.
 
     Args:
-        core: what to call in place of core_attention.
+        x: ``[s, b, h]``.
+        w: the layer's parameters.
+        dropout: applied to the attention weights.
+        core: a function to call in place of ``core_attention``.
+
+    Returns: ``[s, b, h]``.
     """
     q, k, v = split_heads(F.linear(x, w.qkv_weight, w.qkv_bias), w.num_attention_heads)
     return F.linear(merge_heads(core(q, k, v, dropout), x.shape[1]), w.projection_weight, w.projection_bias)
 
 
 def mlp(x: Tensor, w: LayerWeights) -> Tensor:
-    """Compute h → 4h, GeLU, 4h → h of ``[s, b, h]``."""
+    """Compute the MLP of x ``[s, b, h]``: a linear from h to 4h, GeLU, a linear from 4h to h."""
     return F.linear(gelu(F.linear(x, w.up_weight, w.up_bias)), w.down_weight, w.down_bias)
 
 
 def layer(x: Tensor, w: LayerWeights, dropouts: Dropouts, core=core_attention) -> Tensor:
-    """Run one layer of 2205.05198 figure 2 on ``[s, b, h]``, without any parallelism.
+    """Run one transformer layer without any parallelism.
 
     Args:
-        core: what to call in place of core_attention.
+        x: ``[s, b, h]``.
+        w: the layer's parameters.
+        dropouts: its dropouts.
+        core: a function to call in place of ``core_attention``.
+
+    Returns: ``[s, b, h]``.
+
+    Source: 2205.05198 figure 2.
     """
     x = x + dropouts.block(attention(layer_norm(x, w.norm1_weight, w.norm1_bias), w, dropouts.core, core))
     return x + dropouts.block(mlp(layer_norm(x, w.norm2_weight, w.norm2_bias), w))

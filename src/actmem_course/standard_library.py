@@ -1,4 +1,4 @@
-"""Real text that is on every learner's machine: the source of Python's standard library."""
+"""A training text that every learner's machine has: the source code of Python's standard library."""
 
 import sysconfig
 from pathlib import Path
@@ -10,14 +10,19 @@ from actmem.config import ConfigError, check_size
 
 
 def standard_library(num_bytes: int, device: torch.device | str = "cpu", folder: Path | None = None) -> Tensor:
-    """Return the first bytes of the standard library's top modules, in the order of their names: int64 ``[num_bytes]``.
+    """Return the beginning of the standard library's source text as token ids, one for each byte.
 
-    Each byte is a token, 0 to 255. The same Python gives the same text on every machine.
+    The text is that of the top-level modules in the order of their names. The same version of Python gives the same
+    text on every machine.
 
     Args:
-        folder: where the modules are; None: where this Python has them.
+        num_bytes: how many bytes of text.
+        device: the device of the tensor.
+        folder: where the modules are; None for this Python's own folder.
 
-    Raises: ConfigError if there is less text than asked for, as where only compiled modules are installed.
+    Returns: int64 ``[num_bytes]``, values from 0 to 255.
+
+    Raises: ConfigError if there is less text than that (some systems install compiled modules only).
     """
     check_size("num_bytes", num_bytes)
     folder = folder or Path(sysconfig.get_paths()["stdlib"])

@@ -1,8 +1,9 @@
-"""Cut a lab from its solution, so that the two have one source.
+"""Generate the labs' exercise files from our solutions, so that the two have one source.
 
-A public function keeps its signature and docstring and loses its body; a private function or class is left out;
-everything else stays. The lines that call the judge are added here: the judge imports the solutions, so they can't
-import the judge. After editing a solution run ``python -m actmem_course.strip_solutions``, which writes labs/ again.
+In the exercise a public function keeps its signature and docstring and loses its body; private functions and classes
+are left out; everything else stays. The lines that call the judge are added here, because the solutions can't have
+them: the judge imports the solutions. After you edit a solution, run ``python -m actmem_course.strip_solutions``, which
+writes labs/ again.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ def lab_names() -> list[str]:
 
 
 def lab_source(name: str) -> str:
-    """Return the source of a lab as a learner gets it."""
+    """Return the source text of a lab's exercise file, as a learner gets it."""
     from actmem_course.judge.outline import load_lab  # the judge imports this module
 
     return with_readings(load_lab(name), cut((SOLUTIONS / f"{name}.py").read_text(encoding="utf-8")))
 
 
 def with_readings(lab: Lab, source: str) -> str:
-    """Add to a lab's source which chapter to read, and at each exercise which section of it."""
+    """Insert into an exercise file which chapter to read, and above each exercise which section of it."""
     elsewhere = {task.number: f" in notebooks/{task.chapter}.ipynb" for task in lab.exercises if task.chapter}
     at = {task.number: f"“{task.section}”{elsewhere.get(task.number, '')}" for task in lab.exercises}
     read = f"Read notebooks/{lab.chapter}.ipynb first; each exercise names its section.\n\n"
@@ -51,7 +52,10 @@ def with_readings(lab: Lab, source: str) -> str:
 
 
 def cut(solution: str) -> str:
-    """Make the source of a lab from the source of its solution. A lab without answers is not changed."""
+    """Return the source text of an exercise file, made from that of its solution, before ``with_readings``.
+
+    The lines that call the judge are added unless the solution has an ``if __name__ == …`` block of its own.
+    """
     lines = solution.splitlines()
     kept: list[str] = []
     end = 0  # lines before this one are dealt with
@@ -80,7 +84,7 @@ def _given(before: list[str]) -> bool:
 
 
 def main() -> None:
-    """Write all labs again."""
+    """Write the exercise files of all labs again."""
     for name in lab_names():
         (LABS / f"{name}.py").write_text(lab_source(name), encoding="utf-8")
 

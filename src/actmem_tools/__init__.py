@@ -1,1 +1,1 @@
-"""Programs on top of both: record any model, solve tapes, plan a job, run a plan."""
+"""The command ``actmem``: record what any model saves for backward, and plan which training job fits on which GPUs."""

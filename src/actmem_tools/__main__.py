@@ -27,7 +27,7 @@ def main(argv: list[str] | None = None) -> int:
     Args:
         argv: the command's name and its options; by default those that the process was started with.
 
-    Returns: the exit code.  It is 2, after one line on standard error, if there is no such command, and 130 after
+    Returns: the command's exit code; 2, after one line on standard error, if there is no such command; 130 after
         Ctrl-C.
     """
     argv = sys.argv[1:] if argv is None else argv

@@ -1,6 +1,6 @@
-"""What the library's commands share.
+"""Helpers that all ``actmem`` commands use: read options, write results as text or JSON, report errors.
 
-How they read options, write results as text or JSON, and answer bad input: with one line, and exit code 2.
+On bad input a command prints one line and exits with code 2.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Parser(argparse.ArgumentParser):
     """The command line of ``actmem WORD``: it reads the options, runs the command, and reports errors in one line.
 
     Args:
-        word: the command's name, as "plan".
+        word: the command's name, such as "plan".
         description: one sentence on the command, for ``--help``.
         options: further arguments of ``argparse.ArgumentParser``.
     """
@@ -34,10 +34,10 @@ class Parser(argparse.ArgumentParser):
         raise _BadOption(message)
 
     def add_json(self, what: str) -> None:
-        """Add the option ``--json [FILE]``.  Its value is what ``write`` takes: a file's name, or "-" without FILE.
+        """Add the option ``--json [FILE]``.  Its value is the file's name, or "-" (the screen) if FILE is left out.
 
         Args:
-            what: what is written, as the help names it: "the result".
+            what: words for the help text that say what is written, such as "the result".
         """
         to = f"{what} as JSON, to FILE; without FILE, to the screen"
         self.add_argument("--json", nargs="?", const="-", metavar="FILE", type=writable, help=to)
@@ -46,11 +46,12 @@ class Parser(argparse.ArgumentParser):
         """Read the options and run the command.
 
         Args:
-            argv: the options as typed; None for those of the process.
+            argv: the options as typed; None to read the process's own command line.
             command: takes the options that were read; returns its exit code.
 
-        Returns: the command's exit code; or, after one line on standard error, 2 if an option is bad, if the command
-            raises ConfigError or if a file can't be opened, and 130 on Ctrl-C; or 1 if nobody reads the output.
+        Returns: the command's exit code; 2, after one line on standard error, if an option is bad, if the command
+            raises ConfigError or if a file can't be opened; 130 after Ctrl-C; 1 if the pipe that reads the output was
+            closed.
         """
         code = 2
         try:
@@ -70,18 +71,18 @@ class Parser(argparse.ArgumentParser):
 
 
 def one_line(error: BaseException) -> str:
-    """Describe an exception, its type and its message, in one line of at most 200 characters."""
+    """Return an exception's type and message in one line of at most 200 characters."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
     return text if len(text) <= 200 else f"{text[:199]}…"
 
 
 def show_progress(text: str) -> None:
-    """Show how far the work is, on one line of standard error that each call overwrites.
+    """Show a progress message on one line of standard error, which the next call overwrites.
 
-    Does nothing if standard error is no terminal.
+    It does nothing if standard error is not a terminal.
 
     Args:
-        text: what is being done, of which 79 characters are shown; "" clears the line.
+        text: the message, cut off after 79 characters; "" clears the line.
     """
     if sys.stderr.isatty():
         print(f"\r\x1b[K{text[:79]}", end="", file=sys.stderr, flush=True)
@@ -92,14 +93,14 @@ class _BadOption(Exception):
 
 
 def writable(where: str) -> str:
-    """Check, before any work is done, that a file can be made at ``where``.
+    """Check that an output file can be written; used as an option's ``type=``, so it runs before any work is done.
 
     Args:
         where: the file's path, or "-" for the screen.
 
     Returns: ``where``, unchanged.
 
-    Raises: argparse.ArgumentTypeError if it is a directory, or if there is no directory to put it in.
+    Raises: argparse.ArgumentTypeError if the path is a directory, or lies in a directory that doesn't exist.
     """
     path = Path(where)
     if where != "-" and (path.is_dir() or not path.parent.is_dir()):
@@ -122,9 +123,9 @@ def write(where: str, text: str) -> None:
 
 
 def screen(**options: Any) -> Console:
-    """Make a console that is at least 80 columns wide, as the tables are.
+    """Make a rich console that is at least 80 columns wide, because the tables are.
 
-    On a narrower screen the terminal then wraps the lines.  rich would cut digits off instead.
+    On a narrower screen the terminal then wraps the lines; otherwise rich would cut digits off.
 
     Args:
         options: arguments of ``rich.console.Console``.
@@ -137,10 +138,10 @@ def screen(**options: Any) -> Console:
 
 
 def empty_table(title: str, *columns: str) -> Table:
-    """Make a table without rows, to be printed by rich.
+    """Make a rich table without rows.
 
     Args:
-        title: stands above the table.
+        title: the line above the table.
         columns: headings.  Columns called "plan", "line" and "source" hold text and are aligned left; the others hold
             numbers and are aligned right.  Only text under "plan" and "source" may wrap.
     """

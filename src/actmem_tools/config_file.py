@@ -1,4 +1,4 @@
-"""Read a Hugging Face ``config.json``, refuse what can't be planned, and find the order of its layers.
+"""Read a Hugging Face ``config.json``, refuse models that can't be planned, and find how kinds of layers alternate.
 
 Nothing here imports torch or transformers.
 """
@@ -16,14 +16,15 @@ OTHERWISE = "record --fake --at, or plan with a factory (file.py:factory)"
 
 
 def read_config(target: str) -> dict:
-    """Read a configuration file.
+    """Read a ``config.json`` of Hugging Face's transformers, and check that ``actmem plan`` can plan its model.
 
     Args:
         target: the file's path.
 
-    Returns: its content.
+    Returns: the file's JSON object, unchanged.
 
-    Raises: ConfigError if no model can be made of it, or if this library can't bill that model's bytes.
+    Raises: ConfigError if the file is no such configuration, or if its model can't be planned (it is quantized, or
+        has both an encoder and a decoder).
     """
     try:
         given = json.loads(Path(target).read_text(encoding="utf-8"), object_hook=_without_code)
@@ -56,10 +57,10 @@ def _without_code(fields: dict) -> dict:
 
 @dataclass(frozen=True)
 class Order:
-    """The order of a model's layers, which can be of several kinds.
+    """How kinds of layers alternate in a model: ``first`` single layers, then blocks of ``period`` layers each.
 
-    After ``first`` layers comes a group of ``period`` layers, again and again.  Such a group is called a block; if all
-    layers are equal, each is a block.
+    All blocks are equal: layer i of one block is of the same kind as layer i of every other block.  If all layers of
+    the model are equal, each layer is a block.
 
     Attributes:
         first: how many layers come before the first block.
@@ -70,24 +71,23 @@ class Order:
     period: int = 1
 
     def num_layers(self, blocks: int) -> int:
-        """Return how many layers a model with so many blocks has, with the layers before its first block.
-
-        It is 0 for 0 blocks.
-        """
+        """Return how many layers a model with this many blocks has, including the ``first`` ones; 0 for 0 blocks."""
         return self.first + blocks * self.period if blocks else 0
 
     def place(self, layer: int) -> int:
-        """Return the first layer of the same kind as this one: it comes before the first block, or is in it."""
+        """Return the index of the model's first layer that is of the same kind as layer ``layer`` (both from 0)."""
         return layer if layer < self.first else self.first + (layer - self.first) % self.period
 
 
 def order_of(kinds: Sequence[str]) -> Order:
-    """Find the shortest order in which layers repeat.
+    """Find the blocks that a model's layers form.
 
     Args:
-        kinds: the kind of each layer, equal for layers that run the same.
+        kinds: one text per layer; layers with equal texts run the same operations.
 
-    Raises: ConfigError if they don't repeat.
+    Returns: the order; if several fit, the one in which the second block ends earliest.
+
+    Raises: ConfigError if the layers don't repeat.
     """
     number = len(kinds)
     orders = [

@@ -1,9 +1,11 @@
-"""Read a ledger's rows: find saved tensors that a small change of the code avoids, and compare two records.
+"""Find saved tensors that a small change of the model's code avoids, and compare two recorded runs.
 
-Each kind of waste has a rule that finds its rows.  A rule looks at which operation made a tensor and which one reads
-it, as ``ledger.provenance`` followed them, never at a shape alone: a square picture is no attention.
+Each kind of waste has a rule that finds it among a ledger's rows.  A rule looks at which operation made a tensor and
+which one reads it (``ledger.provenance``), and never at the shape alone: a square image also has an s × s shape, and
+is no attention mask.
 
-``actmem diff a.json b.json`` prints which saved tensors came, went and stayed between two files of ``record``.
+``actmem diff a.json b.json`` compares two files that ``actmem record --json`` wrote, and prints which saved tensors
+are gone, which are new, and which are the same.
 """
 
 import json
@@ -25,10 +27,10 @@ class Finding:
     """Saved tensors that a change of the code would avoid or shrink.
 
     Attributes:
-        waste: the name of this kind of waste, as "repeated K and V".
-        bytes: how many bytes the change saves.
-        floor: how many bytes of the same rows are still saved after the change.
-        text: what is saved now, and the change, in a sentence or two.
+        waste: the name of this kind of waste, such as "repeated K and V".
+        bytes: how many bytes fewer are saved for backward after the change.
+        floor: how many bytes of these tensors are still saved after the change.
+        text: one or two sentences: what is saved now, and what to change.
     """
 
     waste: str
@@ -38,12 +40,12 @@ class Finding:
 
 
 def findings(rows: Iterable[SavedTensor]) -> list[Finding]:
-    """Find every known waste in a ledger's rows.
+    """Find every known kind of waste among saved tensors.
 
     Args:
-        rows: ``Ledger.tensors``.
+        rows: ``Ledger.tensors``, one row for each saved tensor.
 
-    Returns: those that would save any bytes, the largest first.  Two of them can count the same row.
+    Returns: the findings that would free any bytes, the largest first.  Two findings can count the same tensor.
     """
     rows = [row for row in rows if row.bytes]
     wastes = []
@@ -161,7 +163,7 @@ _RULES: tuple[tuple[str, Callable[[Rows], Rows], Callable[[Rows], int], str], ..
 
 
 def main(argv: list[str]) -> int:
-    """Run ``actmem diff``.  Returns the exit code: 2, after one line on standard error, on bad input."""
+    """Run ``actmem diff``.  Returns the exit code: 0, or 2 after one line of error on bad input."""
     parser = Parser("diff", "Compare two files of `record --json FILE`.")
     parser.add_argument("before")
     parser.add_argument("after")
@@ -198,13 +200,16 @@ def _without(rows: Rows, others: Rows) -> Rows:
 
 
 def diff_text(before: Rows, after: Rows) -> str:
-    """Compare two records' rows: list the saved tensors that went, came and stayed, with their bytes.
+    """List which saved tensors are gone ("went"), new ("came") and unchanged ("stayed") between two recorded runs.
 
     Two rows are the same tensor if they agree in module, operation, argument, shape, dtype, bytes and kind.  So a
-    tensor that another operation saves now (before a layer norm, after a checkpoint) is listed twice, as gone and as
-    new.
+    tensor that a layer norm saved before and a checkpoint saves now is listed twice, as gone and as new.
 
-    Returns: the text of three lists, under a line with the bytes before and after.
+    Args:
+        before: the saved tensors of one run.
+        after: those of the other run.
+
+    Returns: text: a line with the total bytes before and after, then the three lists with the bytes of each tensor.
     """
     sizes = _size(before), _size(after)
     parts = [f"{sizes[0]:,} B before, {sizes[1]:,} B after: {sizes[1] - sizes[0]:+,} B"]

@@ -1,7 +1,8 @@
 """Load a factory, ``pkg.module:factory`` or ``file.py:factory``, and run the model that it makes.
 
 A factory is a function that returns ``(model, inputs)``.  The inputs are a tuple of positional arguments or a dict of
-keyword arguments.  If it takes sizes as keyword arguments, as ``seq_length=128``, they can be set on the command line.
+keyword arguments.  If the factory takes sizes as keyword arguments, such as ``seq_length=128``, they can be set on the
+command line.
 """
 
 import contextlib
@@ -43,11 +44,11 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 class Raised(ConfigError):
-    """The user's code raised an exception: the factory, the model's forward, or backward."""
+    """The user's code raised an exception, in the factory, in forward or in backward."""
 
 
 def load_factory(target: str) -> Callable[..., Any]:
-    """Import the function that ``target`` names, as ``pkg.module:factory`` or ``file.py:factory``.
+    """Import the function that ``target`` names: ``pkg.module:factory`` or ``file.py:factory``.
 
     Raises: ConfigError if there is no such function, or if its file can't be loaded.
     """
@@ -99,9 +100,10 @@ def built_model(
 
     Args:
         factory: the user's function; it takes sizes by keyword and returns a model and its inputs.
-        sizes: sizes by letter, all of which the factory must take, under the letter or one of its long names.
-        dtype: what weights and floating-point inputs are changed to, a key of ``DTYPES``; "" to leave them.
-        device: where model and inputs are moved, "cpu" or "cuda".
+        sizes: the value of each size by its letter, such as {"s": 128}.  The factory must take each as a keyword: the
+            letter, or one of its long names in ``SIZE_NAMES``.
+        dtype: a key of ``DTYPES`` to which weights and floating-point inputs are converted; "" leaves them as they are.
+        device: "cpu" or "cuda", to which model and inputs are moved.
 
     Raises: ConfigError if the factory doesn't take a size, if it raises, or if it doesn't return a model and inputs.
     """
@@ -164,12 +166,12 @@ def _take_rows_as_whole_sequences() -> None:
 
 
 def gradient_note(names: Iterable[str]) -> str:
-    """Say in one line which trained weights got no gradient in backward, and the usual cause.
+    """Write a warning that some weights got no gradient in backward, with the usual causes.
 
     Args:
-        names: the weights' names.
+        names: names of the trainable parameters that got none.
 
-    Returns: the line; "" if there are no names.
+    Returns: the warning, one line; "" if there are no names.
     """
     kinds = [*dict.fromkeys(re.sub(r"(^|\.)\d+(?=\.)", r"\1*", name) for name in names)]
     if not kinds:
@@ -184,7 +186,7 @@ def gradient_note(names: Iterable[str]) -> str:
 def run_forward(model: nn.Module, inputs: Any) -> Any:
     """Run a model's forward, ``model(*inputs)`` or ``model(**inputs)``, and return its output.
 
-    Raises: ConfigError if it raises.
+    Raises: ConfigError if the model's forward raises any exception.
     """
     args, kwargs = arguments_of(inputs)
     try:
@@ -199,11 +201,11 @@ def run_forward(model: nn.Module, inputs: Any) -> Any:
 
 @contextlib.contextmanager
 def tensors_for(fake: bool, device: str = "cpu") -> Iterator[None]:
-    """Make a context in which models are made and run on real tensors, or on fake ones.
+    """Make a context in which models are made and run on real tensors, or on torch's fake ones (shapes, no values).
 
     Args:
         fake: whether tensors are fake.
-        device: "cpu" or "cuda"; fake tensors can be on "cuda" also on a machine without a GPU, with an H100's kernels.
+        device: "cpu" or "cuda".  Fake tensors can be on "cuda" even on a machine without a GPU: they imitate an H100.
     """
     with contextlib.ExitStack() as stack:
         if fake:
@@ -261,7 +263,7 @@ def _real(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def keyword_of(factory: Callable[..., Any], size: str) -> str:
-    """Return the keyword by which a factory takes a size: the letter itself or one of ``SIZE_NAMES``; "" if none."""
+    """Return the keyword by which a factory takes a size: the letter or one of its ``SIZE_NAMES``; "" if none."""
     names = (size, *SIZE_NAMES.get(size, ()))
     try:
         return next((name for name in names if name in inspect.signature(factory).parameters), "")

@@ -1,6 +1,6 @@
-"""Measure what one pipeline rank saves, with all its microbatches in flight, without the other ranks.
+"""Measure what one pipeline rank saves for backward, with all its microbatches in flight, without the other ranks.
 
-Random activations stand in for those that other ranks would send, so one emulated rank of many can be measured.
+The rank runs on random activations in place of those that other ranks would send.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,14 +15,14 @@ from actmem.rows import Row, merge
 
 
 def measure_parts(parts: Sequence[ModelPart], actions: Iterable[tuple[str, int, int]]) -> list[Row]:
-    """Run some of a pipeline rank's forward and backward passes, and measure what is saved for backward after the last.
+    """Run a pipeline rank's actions in order, and measure what is saved for backward after the last one.
 
     Args:
         parts: the rank's model chunks.
         actions: ``(kind, chunk, microbatch)`` in order.  "F" runs the chunk's forward pass on a microbatch and keeps
             its autograd graph alive; "B" frees that graph, without running backward.
 
-    Returns: one row for each term.
+    Returns: the saved bytes, one row for each term, summed over the microbatches in flight.
     """
     held: dict[tuple[int, int], tuple[Tensor, list[Row]]] = {}
     for kind, chunk, microbatch in actions:

@@ -1,6 +1,6 @@
 """Let fake CUDA tensors run on a machine without a GPU.
 
-What would ask the device is replaced: random generators, and torch's choice of an attention kernel.
+Two things would call the GPU driver and are replaced: random generators, and torch's choice of an attention kernel.
 """
 
 from collections.abc import Iterator
@@ -29,21 +29,26 @@ _MASK_WIDTH = 8
 
 
 def gpu_of_this_build(capability: tuple[int, int] = H100) -> Gpu:
-    """Describe a GPU of this compute capability, with the versions of cuDNN and torch that are installed here."""
+    """Describe a GPU for ``cuda_without_device``, with the versions of cuDNN and torch that are installed here.
+
+    Args:
+        capability: the GPU's compute capability, (major, minor).
+    """
     return Gpu(capability, torch.backends.cudnn.version() or 0, torch_release())
 
 
 @contextmanager
 def cuda_without_device(gpu: Gpu | None = None) -> Iterator[None]:
-    """Make a context in which a forward pass on fake CUDA tensors saves what it would on a GPU.
+    """Make a context in which a forward pass on fake CUDA tensors saves for backward what it would save on a GPU.
 
-    The machine needs no GPU and no driver, but a CUDA build of torch.  Only fake tensors work.  Backward doesn't run:
-    autograd starts a thread for the device.
+    This needs a CUDA build of torch, but no GPU and no driver.  It works for fake tensors and forward only: backward
+    fails, because autograd starts a thread for the GPU.
 
     Args:
-        gpu: the GPU whose attention kernels are chosen; by default an H100 with the installed cuDNN and torch.
+        gpu: the GPU that is imitated, which decides the attention kernel; by default an H100 with the installed cuDNN
+            and torch.
 
-    Raises: ConfigError on a torch before 2.11, whose linear asks the driver and ends the process.
+    Raises: ConfigError on torch before 2.11, where a linear layer calls the driver and the process aborts.
     """
     if torch_release() < OLDEST:
         needed = ".".join(map(str, OLDEST))

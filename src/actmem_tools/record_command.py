@@ -1,4 +1,4 @@
-"""``actmem record pkg.module:factory``: list what a model saves for backward, and with --step bill a step's peak."""
+"""``actmem record pkg.module:factory``: list what a model saves for backward, and with --step a step's peak memory."""
 
 import argparse
 import json
@@ -38,7 +38,7 @@ _NO_CUDA = (
 
 
 def main(argv: list[str]) -> int:
-    """Run ``actmem record``.  Returns the exit code: 2, after one line on standard error, on bad input."""
+    """Run ``actmem record``.  Returns the exit code: 0, or 2 after one line of error on bad input."""
     return _parser().run(argv, _run)
 
 
@@ -198,17 +198,21 @@ def _kept_bytes(factory: Any, sizes: dict[str, int], dtype: str) -> tuple[int, i
 
 
 def as_dict(ledger: Ledger, bill: StepBill | None, more: dict[str, Any]) -> dict[str, Any]:
-    """Describe a record in plain values, as ``--json`` writes them.
+    """Convert a recorded run to the dict that ``--json`` writes.
 
     Args:
-        ledger: what a forward pass saved.
-        bill: what is alive at the peak of a step; None if no step ran.
+        ledger: the tensors that a forward pass saved for backward.
+        bill: the tensors that are alive at the peak of a training step; None if no step ran.
         more: further keys and values, which come first.
 
-    Returns: ``total_bytes`` and ``host_bytes``, saved on the device and on the host, of which ``rows`` lists every
-        tensor; ``by_kind``, bytes by kind of tensor; ``findings``, what could be saved less; and after a step
-        ``peak_bytes``, of which ``peak`` lists every storage, and ``curve`` and ``phases``, the bytes alive over the
-        step and where its phases begin.
+    Returns: a dict with the keys of ``more`` and these.
+        total_bytes, host_bytes: bytes saved for backward on the device, and in the host's memory.
+        by_kind: these bytes by kind of tensor.
+        rows: the saved tensors, one dict each.
+        findings: saved tensors that a change of the code would avoid, one dict each.
+        peak_bytes: only if a step ran: the most bytes alive at once.
+        peak: only if a step ran: the storages alive at that moment, one dict each.
+        curve, phases: only if a step ran: the bytes alive over the step, and where its phases begin.
     """
     result = {**more, "total_bytes": ledger.total_bytes, "host_bytes": ledger.host_bytes, "by_kind": ledger.by_kind()}
     result["rows"] = [row.as_dict() for row in ledger.tensors]

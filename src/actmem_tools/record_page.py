@@ -14,7 +14,7 @@ from actmem.ledger.ledger_tables import HEADINGS, fold, lines_of, rows_of_file
 
 
 def page(result: dict[str, Any]) -> str:
-    """Write a record as one HTML page.
+    """Return the text of one HTML page that shows a recorded run.
 
     Args:
         result: what ``record_command.as_dict`` returns.

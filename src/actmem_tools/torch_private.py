@@ -1,4 +1,4 @@
-"""Every private or undocumented name of torch that the tools use, beside those of ``actmem`` and ``actmem_more``.
+"""The private or undocumented names of torch that ``actmem_tools`` uses.  ``actmem`` and ``actmem_more`` have theirs.
 
 - ``torch._C.DisableTorchFunctionSubclass``: to call torch without the overrides of tensor subclasses
 - ``torch._subclasses.fake_tensor``, ``torch._C._DisableTorchDispatch``: fake tensors, how to make one, and the
@@ -28,7 +28,7 @@ def is_fake(tensor: Tensor) -> bool:
 
 
 def fake_tensor(like: Any, is_view: bool, shape: torch.Size, stride: tuple, offset: int, dtype: torch.dtype) -> Tensor:
-    """Make a fake tensor on the device of another one; a view has the other one's storage."""
+    """Make a fake tensor on the device of ``like``; if ``is_view``, it shares the storage of ``like``."""
     with torch._C._DisableTorchDispatch():
         made = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
         if is_view:

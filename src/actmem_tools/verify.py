@@ -1,9 +1,10 @@
-"""``plan --verify``: run the rank of a plan that holds most, and compare its bill with what it holds, line by line.
+"""``plan --verify``: run the plan's fullest rank, and compare its predicted bill with what it holds, line by line.
 
-The real model runs as one emulated rank on fake tensors.  It runs the schedule's actions until as many forward passes
-are in flight as the rank would have at its peak, and one step of Adam.  What is counted then are the rank's weights,
-gradients and optimizer states, and all that autograd saves.  What data-parallel ranks would divide (ZeRO) is counted
-whole, and then divided by the bill's own rule.
+The fullest rank is the pipeline rank with the highest peak memory.  The real model runs as this one rank, emulated, on
+fake tensors.  It runs the schedule's actions until as many forward passes are in flight as the rank would have at its
+peak, and one step of Adam.  Counted are the rank's weights, gradients and optimizer states, and all that autograd
+saves.  States that data-parallel ranks would shard (ZeRO) are counted unsharded, and then divided by the rule that the
+bill uses.
 """
 
 from collections.abc import Iterator, Sequence
@@ -45,9 +46,13 @@ _Ranks = tuple[TensorParallel, ContextParallel, TensorParallel | None]
 
 
 def verify_plan(model: PlannedModel, plan: Plan) -> Comparison:
-    """Run an emulated rank of the plan, and compare the lines of its bill with what that rank holds.
+    """Run the plan's fullest rank, emulated, and compare its predicted bill with what it holds.
 
-    The lines are those of ``COUNTED_PARTS``.
+    Args:
+        model: what the plan trains.
+        plan: the plan.
+
+    Returns: predicted and counted bytes of each line of the bill's ``COUNTED_PARTS``.
 
     Raises: ConfigError if this library has no layer or no optimizer to run the plan with.
     """
@@ -59,14 +64,14 @@ def verify_plan(model: PlannedModel, plan: Plan) -> Comparison:
 
 
 def measure_fullest(model: PlannedModel, plan: Counted, ranks: _Ranks) -> tuple[list[GPT | LlamaStage], list[Row]]:
-    """Make the model chunks of the plan's fullest rank, and run them until the rank holds most.
+    """Make the model chunks of the plan's fullest rank, and run them up to the moment of its peak.
 
     Args:
         model: what the plan trains.
         plan: the plan.
-        ranks: what ``emulated`` yields.
+        ranks: the groups that ``emulated`` yields.
 
-    Returns: the chunks, and a row for each term of what they have saved for backward.
+    Returns: the chunks; and the bytes that they have saved for backward by then, one row for each term.
     """
     chunks = chunks_of(model, plan)
     actions = fullest_actions(model, plan, chunks)
@@ -82,9 +87,10 @@ def _bill(model: PlannedModel, plan: Plan) -> Bill:
 
 @contextmanager
 def emulated(plan: Counted) -> Iterator[_Ranks]:
-    """Make a context in which this process is one emulated rank of the plan's layer.
+    """Make a context in which this process acts as one of the ranks that share a layer in the plan's layout.
 
-    Yields: its groups.  Sequence parallelism is left out where t is 1.
+    Yields: three groups: the tensor-parallel one (with sequence parallelism only if t > 1), the context-parallel one,
+        and the one that shares the experts, or None if that is the tensor-parallel group.
     """
     t, c, ranks = plan.layout.tensor_parallel_size, plan.layout.context_parallel_size, plan.layout.expert_ranks
     replicas = ranks // t
@@ -105,11 +111,12 @@ def _part(model: PlannedModel, plan: Counted, ranks: _Ranks, layers: range) -> G
 
 
 def count_peak(model: PlannedModel, plan: Plan) -> Match:
-    """Compare the transient: what a backward pass makes at its peak, beyond what forward passes have saved.
+    """Compare prediction and measurement of the transient: the bytes that backward allocates at its peak.
 
-    Counted is the backward pass of one microbatch on an emulated rank, with the plan's recomputation.
+    An emulated rank runs the backward pass of one microbatch, with the plan's recomputation.  What forward passes have
+    saved doesn't count.
 
-    Returns: the bytes that the bill of the plan's fullest rank has for it, and the counted ones.
+    Returns: the transient's bytes in the bill of the plan's fullest rank, and the bytes counted in that run.
 
     Raises: ConfigError if this library has no layer or no optimizer to run the plan with.
     """
@@ -137,9 +144,9 @@ def chunks_of(model: PlannedModel, plan: Counted) -> list[range]:
 
 
 def fullest_actions(model: PlannedModel, plan: Counted, chunks: Sequence[range]) -> list[Action]:
-    """List what the plan's fullest rank does, from the step's start until it first holds most.
+    """List the actions that the plan's fullest rank runs, from the start of the step until it first reaches its peak.
 
-    A pipeline is full after 2p microbatches, so of a longer step only 4p microbatches are looked at.
+    A pipeline is full after 2p microbatches, so at most the first 4p microbatches of the step are considered.
 
     Args:
         model: what the plan trains.
@@ -175,9 +182,9 @@ def _states(parts: Sequence[nn.Module], plan: Plan) -> list[Row]:
 
 
 def report_verification(console: Console, model: PlannedModel, plan: Plan) -> bool:
-    """Verify a plan, and print its bill's lines and its transient beside what an emulated rank holds.
+    """Verify a plan, and print each line of its bill and its transient beside the bytes counted on an emulated rank.
 
-    Returns: whether all of them are equal to the byte.
+    Returns: whether all of them are equal, to the byte.
     """
     comparison = verify_plan(model, plan)
     console.print(f"\n[bold]Verified:[/] {plan_text(plan)}", highlight=False)
@@ -207,10 +214,10 @@ def _table(matches: tuple[Match, ...], plan: Plan) -> Table:
 def measure_part_peak(part: GPT | LlamaStage) -> tuple[int, int]:
     """Run forward and backward of one microbatch through a model chunk on an emulated rank, and count live bytes.
 
-    Weights, main gradients and buffers don't count.  The chunk's output is freed after forward, as it would be once it
-    is sent (2205.05198 appendix B), unless it is the loss.
+    Weights, main gradients and buffers don't count.  The chunk's output is freed after forward, because a pipeline
+    frees it after sending it (2205.05198 appendix B); a loss is not freed.
 
-    Returns: the bytes alive after forward, and the most bytes alive during backward.
+    Returns: the bytes alive after forward, and the most bytes alive at once during backward.
     """
     use_main_gradients(part)
     alive = LiveStorages([*part.parameters(), *map(gradient_of, part.parameters()), *part.buffers()])
@@ -226,9 +233,9 @@ def measure_part_peak(part: GPT | LlamaStage) -> tuple[int, int]:
 
 
 def measure_states(parts: Sequence[nn.Module]) -> list[Row]:
-    """Run one step of Adam on float32 copies of the weights, and count what stays.
+    """Run one step of Adam on float32 copies of the weights, and count the bytes that stay allocated after it.
 
-    The gradients that the step reads have no meaning: only the bytes count.
+    The values of the gradients don't matter here, only their bytes.
 
     Args:
         parts: the model chunks of one rank.

@@ -73,7 +73,7 @@ BAD = {
     "no mode of the paper's": (["22b", "--gpus", "8", "--recompute", "offload"], "one of none, selective, elementwise"),
     "unknown model": (["lama3-70b", "--gpus", "8"], "did you mean llama3-70b or"),
     "gpus that don't divide": (["22b", "--gpus", "12"], "gpus: 12 must be divisible by per_node = 8"),
-    "no memory": (["22b", "--gpus", "8", "--memory", "0"], "memory_bytes: must be at least 1, got 0"),
+    "no memory": (["22b", "--gpus", "8", "--memory", "0"], "memory: must be at least 1, got 0"),
     "too little for anything": (["22b", "--gpus", "8", "--memory", "3"], "leaves nothing for the model"),
     "no such device": (["22b", "--gpus", "8", "--device", "cpu"], "device: must be one of a100, h100, h200, b200"),
     "letters of a named model's configuration": (["llama3-8b", "--framework", "hugging-face", "--letters", "h:8"], "letters: is for code of your own"),

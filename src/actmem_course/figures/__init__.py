@@ -1,7 +1,7 @@
-"""Drawing: figures, controls and checks, made from rows and results. Needs neither torch nor numpy.
+"""Figures, sliders and checks of the notebooks, drawn from predicted or measured rows. Needs neither torch nor numpy.
 
-The names below are what a chapter uses besides its own figures, which are in a file with the chapter's name
-(``ch05_recomputation``). Each loads its module when it is first asked for.
+Each chapter's figures are in a file with its number (``ch05_recomputation``). This module has the names that all
+chapters use, such as ``slider`` and ``Checks``. Each is imported from its module when it is first used.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Bars of what a cell has computed or measured: the figure in place of a printed table."""
+"""Bar charts, which notebooks show instead of printed tables."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -51,20 +51,20 @@ def bar_chart(
     room_for: float = 0,
     limit: tuple[str, float] | None = None,
 ) -> Drawing:
-    """Draw horizontal bars, a row for each name, whose parts are stacked or stand ``beside`` each other.
+    """Draw a horizontal bar for each name. The parts of a bar are stacked, or with ``beside`` drawn next to each other.
 
     Args:
-        title: The finding.
-        parts: For each part, its value in each bar. A bar that has only Nones leaves its place empty.
-        axis: What the values are.
-        unit: Of the values; "" for bytes, which the axis shows in GiB or smaller, and a pointer in full.
-        beside: The parts stand beside each other, each with its value.
-        fills: Of the parts.
-        order: The bars from the top, if not in the order of ``parts``.
-        notes: For a bar, words after it in place of its sum.
-        about: For a bar, more words for a pointer on it.
-        says: For a part, words in place of its value in some bars.
-        room_for: A value that the axis must have room for.
+        title: The finding, as the chart's title.
+        parts: For each part, its value in each bar, by the bar's name. A bar whose values are all None stays empty.
+        axis: Title of the axis: what the values are.
+        unit: The values' unit. "" is for bytes: the axis then shows KiB, MiB or GiB, the hover text all digits.
+        beside: Whether the parts of a bar are drawn next to each other, each with its value.
+        fills: Colour and pattern of each part; by default the course's.
+        order: Names of the bars from the top; by default in the order of ``parts``.
+        notes: Text after a bar in place of its sum, by the bar's name.
+        about: Text added to the hover text of a bar, by the bar's name.
+        says: Text in place of a value: by part, then by the bar's name.
+        room_for: A value up to which the axis must reach at least.
         limit: Name and value of a line across all bars.
 
     Raises:

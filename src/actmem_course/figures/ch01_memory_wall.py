@@ -27,14 +27,15 @@ PARTS_OF_GPU = tuple(PART_FILLS)[:3]
 
 
 def gpu_bytes(model: PaperModel, method: str = BASELINE_METHOD) -> dict[str, int]:
-    """Return the bytes of each part on one GPU of the first stage, which holds most.
+    """Predict what one GPU of the first pipeline stage holds, which is the fullest stage.
 
-    The states are those of mixed-precision Adam with float32 gradients.
+    Weights, gradients and optimizer states are those of mixed-precision Adam with float32 gradients.
 
     Args:
+        model: A model of the paper.
         method: A key of METHODS.
 
-    Returns: the bytes by part, with the keys PARTS_OF_GPU.
+    Returns: bytes by part; the parts are PARTS_OF_GPU.
     """
     row = METHODS[method]
     parallel = replace(model.parallel, sequence_parallel=row.sequence_parallel)
@@ -48,7 +49,7 @@ def memory_wall(method: str = BASELINE_METHOD, with_activations: bool = True) ->
 
     Args:
         method: A key of METHODS.
-        with_activations: False leaves the activations out, as somebody does who counts parameters only.
+        with_activations: False leaves the activations out, to show what a count of parameters alone would predict.
     """
     held = {name: gpu_bytes(model, method) for name, model in PAPER_MODELS.items()}
     before = {name: sum(gpu_bytes(model).values()) for name, model in PAPER_MODELS.items()}

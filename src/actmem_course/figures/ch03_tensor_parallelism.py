@@ -1,4 +1,4 @@
-"""Chapter 3: what tensor parallelism divides and what it leaves whole, and why the MLP and QKV are sharded so."""
+"""Chapter 3: which saved tensors tensor parallelism shards, which it doesn't, and how MLP and QKV are sharded."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -25,9 +25,9 @@ _GAP, _NARROWEST = 0.9, 0.45
 
 
 def divided_and_whole(shape: ModelShape, tensor_parallel_size: int) -> tuple[list[Row], list[Row]]:
-    """Return the rows of one layer on one of t ranks, in two lists: those that shrink with t, and those that do not.
+    """Return what one layer saves on one of t ranks, in two lists: rows that tensor parallelism shards, and the others.
 
-    For t = 1 nothing is sharded; its rows are sorted as those for t = a, the largest t.
+    For t = 1, where nothing is sharded, the first list has the rows that a larger t would shard.
     """
     sharded = {row.term for row in layer_rows(shape, Parallel(shape.num_attention_heads)) if row.split_by > 1}
     rows = layer_rows(shape, Parallel(tensor_parallel_size))
@@ -35,14 +35,18 @@ def divided_and_whole(shape: ModelShape, tensor_parallel_size: int) -> tuple[lis
 
 
 def sizes_of_t(shape: ModelShape) -> list[int]:
-    """Return the t of the figures: the powers of two up to 64 that divide a."""
+    """Return the values of t that the figures show: powers of two up to 64 that divide the number of heads."""
     return [t for t in (1, 2, 4, 8, 16, 32, 64) if shape.num_attention_heads % t == 0]
 
 
 def floor_lines(shape: ModelShape, tensor_parallel_size: int) -> Drawing:
-    """Draw the bytes of one layer on one rank over t, up to this t.
+    """Draw three lines over t: the bytes that one layer saves on one rank, their sharded part, and the rest.
 
-    The divided part falls, the part that is the same on every rank stays, and their sum approaches the latter.
+    The sharded part falls as 1/t. The rest is the same on every rank: a floor that the sum approaches.
+
+    Args:
+        shape: The layer.
+        tensor_parallel_size: The t at which the lines end.
     """
     t = tensor_parallel_size
     parts = {size: tuple(map(total, divided_and_whole(shape, size))) for size in sizes_of_t(shape)}
@@ -70,9 +74,9 @@ class Curve:
     """A line over t.
 
     Attributes:
-        name: For the legend.
+        name: Its name in the legend.
         sizes: Bytes by t.
-        colour: As CSS writes it.
+        colour: A CSS colour.
         dash: Plotly's name of a line style, such as "dot".
     """
 
@@ -93,10 +97,10 @@ def lines_over_t(
     Args:
         title: The finding.
         curves: The lines, each with its bytes at all of ``ts``.
-        alt: The finding in words, with its numbers.
-        t: The t that is chosen now.
+        alt: The alt text: the finding with its numbers.
+        t: The t that the reader has chosen.
         ts: All values of t on the axis.
-        ends: The least and the most bytes on the axis.
+        ends: The fewest and the most bytes on the axis.
     """
     unit, unit_name = axis_unit(ends[0])
     traces = [
@@ -124,22 +128,28 @@ def lines_over_t(
 
 
 def saved_coefficient(order: str, tensor_parallel_size: int) -> Fraction:
-    """Return the bytes that the MLP's two linears and GeLU save on each rank, divided by sbh (16 bits).
+    """Return the bytes that the MLP's two linears and GeLU save on each rank, in multiples of sbh (16 bits).
 
-    Columns first: 2 for the whole input, 8/t for the GeLU input, 8/t for the second linear's input. Rows first: 2/t +
-    16, because the input is sharded, but GeLU needs the complete sum, so its input and its output are whole.
+    With columns first that is 2 for the unsharded input, 8/t for GeLU's input and 8/t for the second linear's input.
+    With rows first it is 2/t + 16: the first input is sharded, but GeLU needs the sum over all ranks, so its input and
+    its output are not.
+
+    Args:
+        order: COLUMNS_FIRST or ROWS_FIRST: how the first and then the second weight is sharded.
+        tensor_parallel_size: t.
     """
     t = tensor_parallel_size
     return 2 + Fraction(16, t) if order == COLUMNS_FIRST else Fraction(2, t) + 16
 
 
 def mlp_shards(tensor_parallel_size: int, order: str = COLUMNS_FIRST) -> Drawing:
-    """Draw X times A, GeLU, times B, each sharded among t ranks.
+    """Draw the matrices of an MLP (X times A, GeLU, times B) as they are sharded among t ranks.
 
     Rank 0's shard of each matrix is filled, the other ranks' shards are frames.
 
     Args:
-        order: One of ORDERS, how A and then B are sharded.
+        tensor_parallel_size: t.
+        order: How A and then B are sharded, one of ORDERS.
 
     Raises:
         ConfigError: There are more than LARGEST ranks.

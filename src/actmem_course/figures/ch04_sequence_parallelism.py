@@ -1,4 +1,4 @@
-"""Chapter 4: what a rank saves without a floor, a ring step by step, and the backward pass that gathers again."""
+"""Chapter 4: what a rank saves with sequence parallelism, a ring collective step by step, and QKV's backward pass."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,13 @@ from actmem_course.others.ring import RingState, ring
 
 
 def saved_lines(shape: ModelShape, tensor_parallel_size: int, with_sequence_parallelism: bool) -> Drawing:
-    """Draw what a rank saves for a layer over t with tensor parallelism, and if asked with both."""
+    """Draw what a layer saves on one rank over t, with tensor parallelism alone and if asked also with both.
+
+    Args:
+        shape: The layer.
+        tensor_parallel_size: The t that the reader has chosen; its points are larger.
+        with_sequence_parallelism: Whether to add the line of tensor + sequence parallelism.
+    """
     t, ts = tensor_parallel_size, sizes_of_t(shape)
     curves = [Curve("TP", {size: eq2(shape, size) for size in ts}, COMPARED, "dash")]
     if with_sequence_parallelism:
@@ -37,18 +43,25 @@ KINDS = ("all-reduce", "reduce-scatter", "all-gather")
 
 
 def steps_of_ring(kind: str, t: int) -> Sequence[int]:
-    """Return the numbers of a collective's states: 0 is before its first step, the last is after its last step."""
+    """Return the step numbers at which ``ring_step`` can draw a collective; 0 is before its first step.
+
+    Args:
+        kind: One of KINDS.
+        t: How many ranks the ring has.
+    """
     return range(len(ring(kind, t, 0)))
 
 
 def ring_step(kind: str, tensor_parallel_size: int, step: int, payload_bytes: int) -> Drawing:
-    """Draw a collective on a ring after one of its ``steps_of_ring``.
+    """Draw a ring collective after one of its steps.
 
-    There is a row for each rank and a column for each chunk of the tensor. A box shows how many ranks' terms its sum
-    has; an arrow shows which chunk a rank has just sent to the next.
+    There is a row for each rank and a column for each chunk of the tensor. A box shows how many ranks' values have been
+    added up in the chunk so far. An arrow shows which chunk a rank has just sent to the next rank.
 
     Args:
         kind: One of KINDS.
+        tensor_parallel_size: How many ranks the ring has.
+        step: The step, from ``steps_of_ring``.
         payload_bytes: Bytes of the whole tensor.
     """
     states = ring(kind, tensor_parallel_size, payload_bytes)
@@ -124,9 +137,9 @@ FLOPS_PER_SECOND, BYTES_PER_SECOND = 312e12, 300e9
 
 
 def qkv_backward_seconds(shape: ModelShape, tensor_parallel_size: int) -> tuple[float, float]:
-    """Return the seconds of one matmul and of one collective of the QKV projection's backward pass on one rank.
+    """Predict the QKV projection's backward pass on one rank, at an A100's peak rates.
 
-    Both at an A100's peak rates.
+    Returns: the seconds of one matmul, and the seconds of one collective.
     """
     _, b, h, s = shape.letters()
     t = tensor_parallel_size
@@ -135,9 +148,10 @@ def qkv_backward_seconds(shape: ModelShape, tensor_parallel_size: int) -> tuple[
 
 
 def backward_timeline(shape: ModelShape, tensor_parallel_size: int) -> Drawing:
-    """Draw the QKV projection's backward pass on one rank, to scale: two matmuls, each above the collective it hides.
+    """Draw the QKV projection's backward pass on one rank, to scale: two matmuls, each above a collective it overlaps.
 
-    The arrows show what waits for what: the weight's gradient for the gathered X, the reduce-scatter for dX.
+    The arrows show what waits for what: the matmul for the weight's gradient waits for the gathered X, and the
+    reduce-scatter waits for dX.
     """
     matmul, half = qkv_backward_seconds(shape, tensor_parallel_size)
     takes = [f"{milliseconds(seconds)} ms" for seconds in (matmul, half)]

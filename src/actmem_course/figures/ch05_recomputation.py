@@ -25,9 +25,9 @@ LADDER = {
 
 
 def recompute_trade(shape: ModelShape) -> Drawing:
-    """Draw the FLOPs of a layer, forward and backward, in percent of those without recomputation.
+    """Draw a layer's FLOPs (forward and backward) for each mode of recomputation, in percent of those without any.
 
-    The modes end the second run at the last tensor that backward reads (``selective`` and ``full``).
+    Recomputation stops at the last tensor that backward reads.
     """
     added = {name: layer_overhead(shape, mode) for name, mode in _MODES.items()}
     recomputing = list(added)[1:]
@@ -51,12 +51,14 @@ def _percent(share: Fraction) -> str:
 
 
 def training_step(shape: ModelShape, moment: int, recompute: str = "none") -> list[Drawing]:
-    """Draw one training step at one moment: the tensors of the layer that runs, and what all layers hold over the step.
+    """Draw one moment of a training step.
 
     Args:
-        moment: An index of ``training_moments``.
+        shape: The model.
+        moment: The moment, an index into ``training_moments``.
+        recompute: Mode of recomputation.
 
-    Returns: two drawings, the layer and the curve.
+    Returns: two drawings: the tensors that the running layer has in memory, and a curve of the bytes of all layers.
     """
     moments = training_moments(shape, recompute)
     now, sizes = moments[moment], [each.bytes for each in moments]
@@ -92,7 +94,9 @@ def training_step(shape: ModelShape, moment: int, recompute: str = "none") -> li
 
 
 def memory_ladder(seq_length: int, tensor_parallel_size: int) -> Drawing:
-    """Draw figure 7: what each row of table 2 leaves of the tensor-parallel baseline, for the four models, in percent.
+    """Draw figure 7 of the paper: the bytes saved in each configuration of table 2, for the four models.
+
+    Bytes are in percent of those with tensor parallelism alone.
 
     Raises:
         ConfigError: t ranks can't share one of the models.

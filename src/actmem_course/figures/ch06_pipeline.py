@@ -35,16 +35,16 @@ def gantt(
     limit: tuple[str, int] | None = None,
     room: int = 0,
 ) -> Drawing:
-    """Draw when each pass runs, and below it the curves of the ranks' bytes on the same time axis.
+    """Draw when each forward and backward pass runs, and below it each rank's bytes on the same time axis.
 
     Args:
         title: The finding.
-        alt: The finding in words, with its numbers.
+        alt: The alt text: the finding with its numbers.
         spans: When each pass runs.
-        curves: One for each rank; where several tensor-parallel ranks share the passes of a pipeline rank there are
-            more curves than ranks in the chart.
-        limit: Name and bytes of a dashed line above each curve's foot.
-        room: Bytes that fit into every curve's height, so that it stays the same while a slider moves.
+        curves: The bytes of each rank over time. If a pipeline stage has several tensor-parallel ranks, each has its
+            curve, so there are more curves than rows of passes.
+        limit: Name and bytes of a dashed line in each rank's curve.
+        room: The most bytes that a slider can lead to; every curve has this height, so that it doesn't jump.
     """
     ranks, last = 1 + max(span.rank for span in spans), max(span.end for span in spans)
     peaks = [max(size for _, size in curve) for curve in curves]
@@ -130,29 +130,38 @@ def _limits(name: str, size: int, feet: Sequence[float], end: int) -> dict:
 
 
 def schedule_of(p: int, m: int, n: int) -> Schedule:
-    """Return the interleaved schedule if m > 1, else 1F1B; raise ConfigError on sizes that do not fit."""
+    """Return the interleaved schedule if m > 1, else 1F1B.
+
+    Args:
+        p: Pipeline ranks.
+        m: Model chunks on each rank.
+        n: Microbatches.
+
+    Raises:
+        ConfigError: m > 1, and p does not divide n.
+    """
     return interleaved(p, m, n) if m > 1 else one_forward_one_backward(p, n)
 
 
 def with_pipeline(parallel: Parallel, pipeline_parallel_size: int, num_model_chunks: int) -> Parallel:
-    """Return ``parallel`` with other p and m, and with the same tensor parallelism."""
+    """Return a copy of ``parallel`` with this number of pipeline ranks, and of model chunks on each."""
     return replace(parallel, pipeline_parallel_size=pipeline_parallel_size, num_model_chunks=num_model_chunks)
 
 
 def chunks_that_fit(num_layers: int, p: int, largest: int) -> list[int]:
-    """Return the m up to ``largest`` for which p·m divides the layers; for p = 1 only 1."""
+    """Return the numbers of chunks per rank, up to ``largest``, with which p·m divides the layers; [1] if p = 1."""
     return [m for m in range(1, (largest if p > 1 else 1) + 1) if num_layers % (p * m) == 0]
 
 
 def pipeline_schedule(shape: ModelShape, parallel: Parallel, num_microbatches: int) -> Drawing:
-    """Draw the schedule, and each rank's bytes over time: those of its layers only, without recomputation.
+    """Draw the schedule, and the bytes that each rank's layers save over time, without recomputation.
 
-    The dashed line is equation 5: L layers of one microbatch.
+    The dashed line is equation 5 of the paper: the bytes of all L layers for one microbatch.
 
     Args:
         shape: The model.
-        parallel: t, p and m.
-        num_microbatches: n.
+        parallel: How ranks share it: t, p and m.
+        num_microbatches: n, microbatches of a step.
 
     Raises:
         ConfigError: p·m does not divide L, or p the microbatches of an interleaved schedule.
@@ -178,10 +187,10 @@ def pipeline_schedule(shape: ModelShape, parallel: Parallel, num_microbatches: i
 
 
 def measured_schedule(ranks: Schedule, results: Sequence[Mapping[str, Any]]) -> Drawing:
-    """Draw the schedule that ran and the bytes that each rank held, and say whether the formulas predict these bytes.
+    """Draw the schedule that a lab ran and the bytes measured on each rank; the title says if they are as predicted.
 
-    Time is the schedule's, in units of a forward pass. As in the predicted curve the bytes of a forward pass are drawn
-    from its start, and those of a backward pass are gone at its end.
+    The time axis is the schedule's, not the clock's: its unit is one forward pass. A forward pass adds its bytes when
+    it starts; a backward pass frees them when it ends.
 
     Args:
         ranks: The schedule.

@@ -51,9 +51,9 @@ def table4_bars(count: int = len(paper.TABLE4)) -> Drawing:
 
 
 def roofline(shape: ModelShape, parallel: Parallel) -> Drawing:
-    """Draw the FLOPs a second that each operation can reach at most, over its FLOPs per byte; both logarithmic.
+    """Draw a roofline: the highest rate (FLOPs per second) of each operation over its FLOPs per byte, both logarithmic.
 
-    The slope is the memory's bandwidth, the flat part the highest rate of matmuls. Both are an A100's.
+    The slope is an A100's memory bandwidth, the flat part its peak rate of matmuls.
     """
     a, b, h, s = shape.letters()
     operations = forward_operations(shape, parallel)

@@ -1,4 +1,4 @@
-"""Chapter 9: a layer in plain operators beside one with three changes."""
+"""Chapter 9: a Llama layer written in plain operators, and the same layer after three changes that save memory."""
 
 from dataclasses import replace
 
@@ -17,12 +17,13 @@ WRITTEN, CHANGED = "in plain operators", "with three changes"
 
 
 def blocks_of(shape: LlamaShape, code: str) -> list[Block]:
-    """List what one Llama layer saves in 16 bits, in one of two versions of its code.
+    """List what one Llama layer saves for backward in 16 bits, in one of two versions of its code.
 
-    In plain operators a norm saves its input in float32 and its normalised input, keys and values are copied for each
-    query head, and the MLP also saves silu(gate).
+    In plain operators (WRITTEN) a norm saves its input in float32 and also the normalised input, K and V are copied
+    for each query head, and the MLP also saves silu(gate). The other version (CHANGED) saves none of that.
 
     Args:
+        shape: The layer.
         code: WRITTEN or CHANGED.
     """
     copies = shape.num_attention_heads // shape.num_key_value_heads
@@ -41,17 +42,17 @@ def blocks_of(shape: LlamaShape, code: str) -> list[Block]:
 
 
 def saved_bytes(shape: LlamaShape, code: str) -> int:
-    """Return the bytes that one layer saves in one version of its code."""
+    """Return the bytes that one layer saves for backward; ``code`` is WRITTEN or CHANGED."""
     return sum(block.on_device for block in blocks_of(shape, code))
 
 
 def code_picture(shape: LlamaShape, code: str) -> Drawing:
-    """Draw the layer as one version of its code saves it."""
+    """Draw the tensors that one layer saves; ``code`` is WRITTEN or CHANGED."""
     return block_picture(blocks_of(shape, code), f"One layer {code} saves {size_text(saved_bytes(shape, code))}")
 
 
 def code_bars(shape: LlamaShape, shown: str = CHANGED) -> Drawing:
-    """Draw what all layers save in plain operators, and, if ``shown`` is CHANGED, with three changes."""
+    """Draw the bytes that all layers save in plain operators; if ``shown`` is CHANGED, also with the three changes."""
     codes = (WRITTEN, CHANGED) if shown == CHANGED else (WRITTEN,)
     saved = {code: shape.num_layers * saved_bytes(shape, code) for code in codes}
     return bar_chart(
@@ -63,7 +64,7 @@ def code_bars(shape: LlamaShape, shown: str = CHANGED) -> Drawing:
 
 
 def published_bars() -> Drawing:
-    """Draw peaks that others published, by what they measured, with what is predicted of the same runs."""
+    """Draw peaks that others published of their training runs, each with our prediction for the same run."""
     runs = [run for run in published_runs() if run.predicted_bytes is not None]
     kinds = dict.fromkeys(run.kind for run in runs)
     fills = dict(zip(kinds, ("activations", "others", "second number")))
@@ -83,7 +84,7 @@ def published_bars() -> Drawing:
 
 
 def published_causes() -> Fold:
-    """Explain why the prediction differs, in a line for each run that is more than 3% off."""
+    """List the published runs whose prediction is more than 3% off, each with the cause of the difference."""
     runs = [run for run in published_runs() if abs(run.difference_percent or 0) > 3]
     return Fold(
         f"Why {len(runs)} of them are more than 3% off",

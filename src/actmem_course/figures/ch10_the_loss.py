@@ -1,4 +1,4 @@
-"""Chapter 10: the peak of the loss beside what the layers save."""
+"""Chapter 10: the peak memory of the loss, compared with what the layers save."""
 
 from __future__ import annotations
 
@@ -54,9 +54,8 @@ def _kind(row: Row) -> str:
 
 
 def loss_bars(shape: LlamaShape, t: int = 1, recompute: str = "none") -> Drawing:
-    """Draw what all layers save of one sequence, and the peaks of four ways to compute the loss.
-
-    On one of t ranks, in 16 bits.
+    """Draw the bytes that all layers save for one sequence on one of t ranks, and the peaks of four ways to compute the
+    loss, all in 16 bits.
     """
     layers = shape.num_layers * total(llama_rows(shape, Parallel(t, t > 1), recompute))
     tokens = shape.seq_length * shape.micro_batch_size
@@ -83,11 +82,12 @@ def loss_bars(shape: LlamaShape, t: int = 1, recompute: str = "none") -> Drawing
 
 
 def loss_timeline(bill: StepBill, vocab_size: int, of: str) -> Drawing:
-    """Draw the bytes alive during a step of the output layer and the loss, by what they are.
+    """Draw the bytes alive over a step of the output layer and the loss: logits, their gradients and the rest.
 
     Args:
-        bill: Of the step, from ``watch_step``.
-        of: Which loss it is, for the title.
+        bill: What ``watch_step`` measured in that step.
+        vocab_size: Size of the vocabulary, by which tensors of logits are recognized.
+        of: Name of the loss, for the title.
     """
 
     def part_of(row: SavedTensor) -> str:

@@ -37,12 +37,13 @@ UNREAD = {
 
 
 def frozen_layer(shape: LlamaShape, weights: str) -> Drawing:
-    """Draw the layer with what it saves if these weights train.
+    """Draw the tensors that one layer saves if only some of its weights train.
 
-    XA, the adapters' input times A, is too narrow to be drawn.
+    The adapters' intermediate result (their input times A) is left out: it would be too narrow to see.
 
     Args:
-        weights: A key of UNREAD.
+        shape: The layer.
+        weights: Which weights train, a key of UNREAD.
     """
     return layer_picture(shape, not_saved=UNREAD[weights])
 
@@ -50,14 +51,15 @@ def frozen_layer(shape: LlamaShape, weights: str) -> Drawing:
 def adapter_bars(
     shape: LlamaShape, where: str, rank: int, adapters: str = IN_16_BITS, dropout: bool = False
 ) -> Drawing:
-    """Draw the bytes that all layers save for one sequence: if all weights train, with adapters, and if all are frozen.
+    """Draw the bytes that all layers save if all weights train, if only LoRA adapters train, and if nothing trains.
 
-    On one GPU, in 16 bits.
+    They are for one sequence on one GPU, in 16 bits.
 
     Args:
+        shape: The model.
         where: The weights that have adapters, a key of PLACES.
-        rank: Of the adapters.
-        adapters: The adapters' dtype, in words.
+        rank: The adapters' rank.
+        adapters: The adapters' dtype, one of ``predicted.adapters.ADAPTERS``.
         dropout: Whether the adapters' inputs have dropout.
     """
     whole = llama_rows(shape)

@@ -1,4 +1,4 @@
-"""Chapter 12: one GPU from 8k to 1M tokens, step by step."""
+"""Chapter 12: the steps that let one GPU train on sequences of 8k to 1M tokens."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ _FILLS = {
 
 
 def cost(step: LongStep) -> str:
-    """Return what a step costs, in a few words: bytes copied, bytes sent, or FLOPs."""
+    """Say in a few words what a step costs: bytes copied to the host, bytes sent to other GPUs, or FLOPs."""
     if step.copied_bytes:
         return f"copies {size_text(step.copied_bytes)}"
     if step.sent_bytes:
@@ -38,10 +38,11 @@ def cost(step: LongStep) -> str:
 
 
 def long_bars(shape: LlamaShape, c: int = 8) -> Drawing:
-    """Draw the peak after each step, with who asked for the step and what it costs.
+    """Draw the peak memory after each step towards longer sequences, with the step's cost and where it comes from.
 
     Args:
-        c: Context-parallel ranks of the last step.
+        shape: The model.
+        c: How many context-parallel ranks the last step uses.
     """
     steps = {step.name: step for step in long_steps(shape, c)}
     first, *_, on_one, _ = steps.values()
@@ -65,15 +66,16 @@ def long_bars(shape: LlamaShape, c: int = 8) -> Drawing:
 
 
 def input_on_the_host(shape: LlamaShape) -> Drawing:
-    """Draw a recomputed layer whose input waits in the host's memory."""
+    """Draw a layer that is recomputed from its input, which is offloaded to the host's memory until backward."""
     return layer_picture(shape, recompute=input_on_host(llama_layer_terms(shape)))
 
 
 def layer_at_work(shape: LlamaShape, tile: int = 0) -> Drawing:
-    """Draw the tensors of a recomputed layer while its backward pass runs.
+    """Draw the tensors that a recomputed layer has in memory while its backward pass runs.
 
     Args:
-        tile: For how many tokens the MLP runs at once, so that its wide tensors have only these; 0: for all.
+        shape: The layer.
+        tile: How many tokens the MLP processes at once, which is the length of its widest tensors; 0: all tokens.
     """
     blocks = layer_blocks(shape)
     if tile:
@@ -88,9 +90,11 @@ def layer_at_work(shape: LlamaShape, tile: int = 0) -> Drawing:
 
 
 def shared_sequence(shape: LlamaShape, way: str, c: int = 4) -> Drawing:
-    """Draw the layer on c ranks that share its sequence, with the forward pass's collectives.
+    """Draw the layer under context parallelism, with the collectives of the forward pass.
 
     Args:
-        way: One of ``layer_picture.CONTEXT_KINDS``.
+        shape: The layer.
+        way: The kind of context parallelism, one of ``layer_picture.CONTEXT_KINDS``.
+        c: How many ranks share the sequence.
     """
     return layer_picture(shape, Parallel(context_parallel_size=c), collectives="forward", context_kind=way)

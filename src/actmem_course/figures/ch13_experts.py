@@ -1,4 +1,4 @@
-"""Chapter 13: bytes that a layer with experts saves for backward, by how its router spreads the tokens."""
+"""Chapter 13: what a layer with experts saves for backward, with balanced and with one-sided routing."""
 
 from actmem.config import Parallel
 from actmem_course.figures.layer_picture import layer_picture
@@ -15,7 +15,9 @@ def experts(shape: LlamaShape, routing: str, t: int = 4) -> Drawing:
     """Draw the layer with experts on t ranks, with the forward pass's collectives.
 
     Args:
-        routing: A key of ROUTINGS.
+        shape: The layer.
+        routing: How the router distributes tokens to experts, a key of ROUTINGS.
+        t: How many ranks share the layer.
     """
     parallel, assigned = Parallel(t, True), []
     if routing == "one-sided":
@@ -28,10 +30,10 @@ RECOMPUTED = {"nothing": frozenset(), "K and V": frozenset("KV"), "Q, K and V": 
 
 
 def latent_layer(recomputed: str) -> Drawing:
-    """Draw a layer of DeepSeek-V3.
+    """Draw a layer of DeepSeek-V3, which has latent attention.
 
     Args:
-        recomputed: A key of RECOMPUTED, what backward recomputes.
+        recomputed: What backward recomputes, a key of RECOMPUTED.
     """
     shape, again = llama_shape("deepseek-v3"), RECOMPUTED[recomputed] or "none"
     sizes = {row.term: row.bytes for row in llama_rows(shape, recompute=again)}

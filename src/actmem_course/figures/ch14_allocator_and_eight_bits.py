@@ -1,4 +1,4 @@
-"""Chapter 14: what linears in 8 bits save for backward, and what an allocator reserves beside what it holds."""
+"""Chapter 14: what 8-bit linears save for backward, and how much memory the allocator reserves but doesn't use."""
 
 from actmem.rows import Row, total
 from actmem_course.figures.bars import bar_chart
@@ -16,12 +16,13 @@ IN_16_BITS, IN_BOTH = SHOWN = "16 bits", "16 and 8 bits"
 
 
 def eight_bit_bars(shape: LlamaShape, shown: str = IN_BOTH) -> Drawing:
-    """Draw what a layer saves in 16 bits, and if asked with linears in 8 bits.
+    """Draw the bytes that a layer saves in 16 bits, and also with 8-bit linears if asked.
 
-    Linears in 8 bits save one or both orientations of their inputs.
+    8-bit linears save their inputs in one or in both orientations (as they are, and transposed), each its own bar.
 
     Args:
-        shown: One of SHOWN.
+        shape: The layer.
+        shown: Which bars to draw, one of SHOWN.
     """
     wide = total(llama_rows(shape))
     each = {"16 bits": [Row(WIDE, wide)]}
@@ -58,14 +59,14 @@ _PLAIN, _EXPANDABLE = SEGMENTS = "plain", "expandable"
 
 
 def memory_after(moment: int, segments: str, order: str) -> tuple[CachingAllocator, list[MemoryBlock]]:
-    """Play the first events of three batches, which take and free tensors, on the allocator's model.
+    """Run the first allocations and frees of three training batches on a model of the caching allocator.
 
     Args:
-        moment: How many of the events (``_STEPS``) are played.
-        segments: One of SEGMENTS, "plain" or "expandable".
-        order: A key of ORDERS: in which order the batches come.
+        moment: How many of these events to run, one of EVENTS_PLAYED.
+        segments: The allocator's kind of segments, one of SEGMENTS: "plain" or "expandable".
+        order: The order of the batches, a key of ORDERS.
 
-    Returns: The allocator, and the blocks that the present batch's tensors have.
+    Returns: The allocator, and the blocks that hold the current batch's tensors.
     """
     memory = CachingAllocator(segments == _EXPANDABLE)
     live: list[MemoryBlock] = []
@@ -80,11 +81,10 @@ def memory_after(moment: int, segments: str, order: str) -> tuple[CachingAllocat
 
 
 def memory_map(moment: int, segments: str = _PLAIN, order: str = "shortest first") -> Drawing:
-    """Draw all segments after ``moment`` events, one below the other: blocks that hold a tensor, and free ones.
+    """Draw the allocator's segments one below the other, each with its blocks: those in use, and free ones.
 
     Args:
-        segments: One of SEGMENTS.
-        order: A key of ORDERS.
+        moment, segments, order: As in ``memory_after``.
     """
     memory, live = memory_after(moment, segments, order)
     batch, way = _STEPS[moment - 1]

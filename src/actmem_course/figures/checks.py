@@ -1,4 +1,4 @@
-"""Results that a notebook shows in one line, with details that open below it; and a chapter's comparisons."""
+"""Results that a notebook shows in one line, with details that fold out; and the comparisons of a chapter."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ _GOOD, _BAD = "#00664A", WARNING
 
 
 class Fold:
-    """One line, below which ``details``, text of any length, opens. Stored as text it is the line alone.
+    """A line of output with details that fold out on a click. In the stored notebook it is the line alone.
 
     Args:
-        line: What is always seen.
+        line: The line that is always visible.
         details: The text that a click shows.
-        prose: The details are sentences, which wrap at the edge of the page; a table does not.
-        is_wrong: The line says that something is wrong, so it is red.
+        prose: Whether the details are sentences, which wrap at the edge of the page; lines of a table don't.
+        is_wrong: Whether the line reports something wrong; it is then red.
     """
 
     def __init__(self, line: str, details: str, prose: bool = False, is_wrong: bool = False):
@@ -40,7 +40,7 @@ class Fold:
 
 
 def worked(*steps: str) -> Fold:
-    """Fold the answer to a problem that a reader works out first, one line for each step."""
+    """Return the folded answer to a problem that the reader should solve first; ``steps`` are its lines."""
     return Fold("Answer", "\n".join(steps), prose=True)
 
 
@@ -50,17 +50,17 @@ _LISTED = 4
 
 @dataclass(frozen=True)
 class Comparison:
-    """Pairs of a prediction and a count, of one kind.
+    """Pairs (predicted, counted) of values of one kind.
 
-    A value is a number, the sizes of a tensor, or a statement, which is a boolean. Values agree if they are equal:
-    there is no tolerance.
+    A value is a number, the shape of a tensor, or True or False. A pair agrees if its values are equal: there is no
+    tolerance.
 
     Attributes:
         what: What is compared, in words.
-        pairs: In each what was predicted, and what was counted.
-        unit: Of the numbers.
-        sides: What the first and the second value of a pair are called.
-        are_parts: The pairs are parts of one thing, so their sum means something.
+        pairs: The pairs: a predicted value and a counted one.
+        unit: Unit of the numbers, such as "bytes".
+        sides: Names of the two values of a pair, "predicted" and "counted" if nothing else is given.
+        are_parts: Whether the pairs are parts of one sum, which is then shown in place of them.
     """
 
     what: str
@@ -71,12 +71,12 @@ class Comparison:
 
     @property
     def unequal(self) -> list[tuple[Any, Any]]:
-        """The pairs that do not agree."""
+        """The pairs whose values differ."""
         return [(first, second) for first, second in self.pairs if first != second]
 
     @property
     def is_statement(self) -> bool:
-        """Whether its values say yes or no, and are no numbers."""
+        """Whether the values are True or False, not numbers."""
         return isinstance(self.pairs[0][0], bool)
 
     def badge(self) -> str:
@@ -87,9 +87,10 @@ class Comparison:
         return f"{_number(sum(abs(first - second) for first, second in numbers))} apart"
 
     def sentence(self) -> str:
-        """Return what was predicted and what was counted.
+        """Say what was predicted and what was counted.
 
-        Parts are shown by their sum, up to four other pairs one by one, more pairs by how many are equal.
+        Parts of a sum are shown as the sum, up to four other pairs one by one; of more pairs it says how many are
+        equal.
         """
         if self.is_statement:
             return self.what
@@ -110,7 +111,7 @@ class Comparison:
 
 
 class CheckLines:
-    """Comparisons as shown under a cell: one line each, with a badge that has a tick if the values are equal."""
+    """Comparisons as shown under a cell: one line each, with a badge that shows a tick if all values are equal."""
 
     def __init__(self, comparisons: Sequence[Comparison]):
         self._comparisons = comparisons
@@ -125,9 +126,10 @@ class CheckLines:
 
 
 class Checks:
-    """Every comparison of a chapter.
+    """Collects the comparisons of a chapter.
 
-    ``show`` shows the new ones under a cell; the object itself is shown as their summary.
+    ``show``, at the end of a cell, displays the comparisons that are new. As the last line of a cell, the object itself
+    displays a summary of all.
     """
 
     def __init__(self) -> None:
@@ -146,8 +148,10 @@ class Checks:
 
         Args:
             what: What is compared, in words.
-            sides: What the two values of a pair are called, if not "predicted" and "counted".
-            are_parts: The pairs are parts of one sum.
+            pairs: (predicted, counted) for each.
+            unit: Unit of the numbers.
+            sides: Names of the two values of a pair.
+            are_parts: Whether the pairs are parts of one sum.
 
         Raises:
             ValueError: There are no pairs, so nothing would be compared.
@@ -158,22 +162,22 @@ class Checks:
         self._comparisons.append(Comparison(what, pairs, unit, sides, are_parts))
 
     def add_rows(self, what: str, predicted: Iterable[Row], counted: Iterable[Row]) -> None:
-        """Compare rows term by term. A term that only one side has counts as 0 on the other."""
+        """Add a comparison of rows, term by term. A term that only one side has counts as 0 on the other."""
         left, right = by_term(predicted), by_term(counted)
         pairs = [(left.get(term, 0), right.get(term, 0)) for term in {**left, **right}]
         self.add(what, [pair for pair in pairs if any(pair)], are_parts=True)
 
     def show(self) -> CheckLines | Fold:
-        """Return what was compared since the last call.
+        """Return the comparisons that were added since the last call, for a cell to display.
 
-        Up to three comparisons are a line each; more are one line with the comparisons in its fold.
+        Up to three comparisons are shown as a line each; more are folded into one line.
         """
         new = self._comparisons[self._num_shown :]
         self._num_shown = len(self._comparisons)
         return CheckLines(new) if len(new) <= 3 else _summed_up(new)
 
     def summary(self) -> Fold:
-        """Return how many pairs of all comparisons are equal, with the comparisons, one line each, in the fold."""
+        """Return a line that says how many pairs are equal in all comparisons; the comparisons fold out below it."""
         return _summed_up(self._comparisons)
 
     def __repr__(self) -> str:

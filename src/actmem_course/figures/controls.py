@@ -1,7 +1,7 @@
-"""What a reader can change, as plain data, and how a change moves the figures.
+"""Sliders and buttons as plain data, and how a figure is redrawn when the reader moves one.
 
-A control offers only values that can be drawn: where these depend on other controls, the values are a function of the
-controls before it.
+A control offers only values that can be drawn. If these depend on other controls, its values are a function of the
+controls above it.
 """
 
 import inspect
@@ -19,13 +19,13 @@ RANGE, STOPS_ONLY, BUTTONS, PLAY = ("range", "stops", "buttons", "play")
 
 @dataclass(frozen=True)
 class Control:
-    """One thing that a reader can change.
+    """A slider or a row of buttons.
 
     Attributes:
-        label: The words next to it.
-        values: What it offers, or a function that returns that; the names of the function's arguments are those of
-            earlier controls.
-        start: The value that it begins with.
+        label: The text next to it.
+        values: The values to choose from; or a function that returns them, whose arguments are named as earlier
+            controls and get their values.
+        start: The first value shown.
         look: RANGE, STOPS_ONLY, BUTTONS or PLAY.
     """
 
@@ -35,7 +35,7 @@ class Control:
     look: str
 
     def options(self, before: Mapping[str, Any]) -> list:
-        """Return the values on offer.
+        """Return the values to choose from.
 
         Args:
             before: The values of the controls before it, by name.
@@ -46,27 +46,52 @@ class Control:
 
 
 def slider(letter: str, meaning: str, smallest: int, largest: int, step: int, start: int) -> Control:
-    """Make a slider over whole numbers, labelled ``s: tokens``. Arrow keys move it by ``step``."""
+    """Make a slider over whole numbers. Arrow keys move it by ``step``.
+
+    Args:
+        letter, meaning: The label's two parts, such as "s" and "tokens".
+        smallest, largest: The ends of the slider.
+        step: The distance between two values.
+        start: The first value shown.
+    """
     return Control(f"{letter}: {meaning}", range(smallest, largest + 1, step), start, RANGE)
 
 
 def steps(letter: str, meaning: str, values: Sequence[int] | Callable[..., Sequence[int]], start: int) -> Control:
-    """Make a slider that stops at ``values`` only; arrow keys move it one stop."""
+    """Make a slider that stops at some values only. Arrow keys move it from one value to the next.
+
+    Args:
+        letter, meaning: The label's two parts, such as "t" and "ranks".
+        values: The values; or a function of earlier controls that returns them (see ``Control``).
+        start: The first value shown.
+    """
     return Control(f"{letter}: {meaning}", values, start, STOPS_ONLY)
 
 
 def play(letter: str, meaning: str, values: Sequence[int] | Callable[..., Sequence[int]], start: int) -> Control:
-    """Make a slider with a button that moves it by itself, one stop after the other."""
+    """Make a slider with a button that plays it: the slider then moves by itself from one value to the next.
+
+    Args:
+        letter, meaning: The label's two parts, such as "step" and "of the ring".
+        values: The values; or a function of earlier controls that returns them (see ``Control``).
+        start: The first value shown.
+    """
     return Control(f"{letter}: {meaning}", values, start, PLAY)
 
 
 def choice(meaning: str, names: Sequence, start: Any) -> Control:
-    """Make a button for each name, of which one is pressed."""
+    """Make a row of buttons of which one is selected.
+
+    Args:
+        meaning: The label.
+        names: The buttons' texts, which are the control's values too.
+        start: The one that is selected first.
+    """
     return Control(meaning, list(names), start, BUTTONS)
 
 
 def fitted(controls: Mapping[str, Control], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Return for each control the value on offer that is nearest to the one wanted."""
+    """Return for each control, by name, the value that it offers and that is nearest to the one wanted."""
     values: dict[str, Any] = {}
     for name, control in controls.items():
         options = control.options(values)
@@ -81,18 +106,18 @@ def shown_value(value: object) -> str:
 
 
 class Moves:
-    """The state of controls and of the figures that they change.
+    """The current values of a cell's controls, and the figures drawn for them.
 
-    When a control moves, those after it offer what fits its value, and stay as near as they can to where the reader put
-    them.
+    When a control moves, the controls below it may have to offer other values. Each then takes the value nearest to
+    the one that the reader had chosen.
 
     Args:
-        draw: Takes the controls' values by name and returns a Drawing, or several.
-        controls: By the names of draw's arguments.
+        draw: A function that takes the controls' values by name and returns a Drawing, or several.
+        controls: The controls, by the names of draw's arguments.
 
     Attributes:
-        values: The controls' present values.
-        drawings: What is on screen.
+        values: The controls' current values.
+        drawings: The figures on screen.
     """
 
     def __init__(self, draw: Callable[..., Drawing | Sequence[Drawing]], controls: Mapping[str, Control]):
@@ -103,19 +128,19 @@ class Moves:
         self.drawings = self.drawn(self.values)
 
     def options(self, name: str) -> list:
-        """Return what a control offers, given the others' present values."""
+        """Return the values that a control offers now, given the others' current values."""
         return self.controls[name].options(self.values)
 
     def drawn(self, values: Mapping[str, Any]) -> list[Drawing]:
-        """Draw the figures for these values, on the axes of the figures on screen where that is possible."""
+        """Draw the figures for these values; where possible they keep the axes of the figures on screen."""
         drawn = self._draw(**values)
         drawings = [drawn] if isinstance(drawn, Drawing) else list(drawn)
         return [after(*pair) for pair in zip(self.drawings, drawings, strict=True)] if self.drawings else drawings
 
     def move(self, name: str, value: Any) -> str:
-        """Set a control to a value and draw again.
+        """Set a control to a value and draw the figures again.
 
-        Returns: "" if ``drawings`` are new; else the reason why the values can't be drawn.
+        Returns: "" if that worked; else the reason why these values can't be drawn. The old figures then stay.
         """
         self._wanted = {**self._wanted, name: value}
         self.values = fitted(self.controls, self._wanted)
@@ -133,9 +158,14 @@ _SHORTEST = 1 / 6
 
 
 def after(previous: Drawing, drawing: Drawing) -> Drawing:
-    """Return ``drawing`` as it looks when it replaces ``previous``: on the same axis, unless its bars get too short.
+    """Give a new drawing the axis of the one that it replaces, so that its bars can be compared with the old ones.
 
-    It is unchanged if either has no Axis.
+    Args:
+        previous: The drawing on screen.
+        drawing: The new one.
+
+    Returns: the new drawing on the old axis; unchanged if its bars would be too short or too long there, or if either
+        drawing has no Axis.
     """
     if previous.axis is None or drawing.axis is None:
         return drawing

@@ -1,4 +1,4 @@
-"""Diagrams of tensors and ranks: boxes, and words between them, on hidden axes."""
+"""Draw diagrams of tensors and ranks from boxes and words, on hidden axes."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,10 +19,10 @@ class Box:
 
     Attributes:
         x, y: Its top left corner, in units of the diagram; y grows downwards.
-        width, height: In the same units.
+        width, height: Its size in the same units.
         fill: Its colour and pattern.
-        text: What is written in it.
-        hover: What a pointer on it shows.
+        text: The text in it.
+        hover: Its hover text; "" to show ``text``.
     """
 
     x: float
@@ -34,15 +34,15 @@ class Box:
     hover: str = ""
 
     def outline(self) -> tuple[list[float], list[float]]:
-        """Return the x and the y of its corners, around and back to the first."""
+        """Return the x values and the y values of its corners, in order and back to the first."""
         right, bottom = self.x + self.width, self.y + self.height
         return [self.x, right, right, self.x, self.x], [self.y, self.y, bottom, bottom, self.y]
 
 
 def boxes(all_boxes: Iterable[Box], text_size: int = 13) -> list[dict]:
-    """Return the traces of these boxes.
+    """Return the plotly traces that draw these boxes.
 
-    An outline for each fill, frames (EMPTY) first; then all words and hover texts.
+    All boxes of one fill are one trace, empty frames first; the texts and hover texts come last.
     """
     every = list(all_boxes)
     by_fill: dict[Fill, list[Box]] = {}
@@ -75,10 +75,12 @@ def _along(every: Sequence[Box]) -> list[dict]:
 
 
 def labels(placed: Iterable[tuple[float, float, str]], size: int = 14, position: str = "middle center") -> dict:
-    """Return a plotly trace of words without boxes.
+    """Return a plotly trace of texts without boxes.
 
     Args:
-        placed: x, y and text of each.
+        placed: x, y and the text, for each text.
+        size: Size of the letters, in pixels.
+        position: Where a text stands relative to its point, plotly's ``textposition``.
     """
     xs, ys, texts = zip(*placed)
     return words(xs, ys, texts, size, position)
@@ -98,10 +100,13 @@ def diagram(
     """Make a drawing of boxes, with hidden axes and y growing downwards.
 
     Args:
-        width, height: Where x and y end.
-        pixels: The figure's height.
-        left, top: Where x and y begin.
-        margins: Left and right, in pixels, for words beside the boxes.
+        title: The finding.
+        traces: Plotly traces, such as those of ``boxes``.
+        alt: The alt text.
+        width, height: The largest x and y of the diagram.
+        pixels: The figure's height on screen.
+        left, top: The smallest x and y.
+        margins: Space for words to the left and to the right of the boxes, in pixels.
     """
     hidden = {"visible": False, "fixedrange": True}
     return chart(

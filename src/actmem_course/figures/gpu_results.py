@@ -1,6 +1,6 @@
-"""What a GPU measured: drawings of the files in labs/results, which labs/measure_gpu.py writes.
+"""Draw what was measured on a GPU: the files in labs/results, which labs/measure_gpu.py writes.
 
-Pages of the site have no such files, so these figures stand still there.
+Pages of the site don't have these files, so there the figures have no controls.
 """
 
 import json
@@ -33,7 +33,15 @@ Result = Mapping[str, Any]
 
 
 def newest(step: str, folder: Path = RESULTS) -> Result:
-    """Return the newest result with what is drawn of a step of measure_gpu.py; FileNotFoundError if none has it."""
+    """Load the newest file of results that has a step of measure_gpu.py.
+
+    Args:
+        step: The step, such as "wall".
+        folder: Where the files are.
+
+    Raises:
+        FileNotFoundError: No file has this step.
+    """
     results = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
     # Of the wall its curve is drawn too: a run that was killed, or one on a small GPU, may have none.
     drawn = "curve" if step == "wall" else "name"
@@ -44,12 +52,12 @@ def newest(step: str, folder: Path = RESULTS) -> Result:
 
 
 def device(result: Result) -> str:
-    """Return the GPU's name without its maker, as in ``H200``."""
+    """Return the GPU's name without its maker, such as ``H200``."""
     return result["machine"]["device"].removeprefix("NVIDIA ")
 
 
 def conditions(result: Result) -> str:
-    """Return in two lines what ran where, and what the times leave out."""
+    """Say in two lines on which GPU and how the results were measured, and that collectives took no time."""
     machine, ranks = result["machine"], result["settings"]["tensor_parallel_size"]
     return (
         f"One {machine['device']}, torch {machine['torch']}, {result['settings']['dtype']}, as one emulated rank of "
@@ -58,16 +66,19 @@ def conditions(result: Result) -> str:
 
 
 def named(rows: list[dict]) -> dict[str, dict]:
-    """Return rows of a results file by their names.
+    """Return rows of a results file as a dict by their names.
 
     Args:
-        rows: Of one step, such as "wall"; each has the key ``name``.
+        rows: The rows of one step, such as "wall"; each has the key ``name``.
     """
     return {row["name"]: row for row in rows}
 
 
 def wall_bars(result: Result) -> Drawing:
-    """Draw the predicted peak of each rung beside its measured peak, or where memory ran out, against the limit."""
+    """Draw predicted and measured peak of the 22B model for each combination of methods, with the memory limit.
+
+    Where memory ran out, the bar says so in place of the measured peak.
+    """
     rows = named(result["wall"])
     rungs = {
         "no parallelism" if name == "none" else name: row
@@ -113,7 +124,7 @@ def _outcome(row: dict, without_limit: dict | None) -> str:
 
 
 def wall_remainder(result: Result) -> Fold:
-    """Say how much more was allocated than predicted, and what that is."""
+    """Say how much more memory was measured than predicted, and fold out what the difference consists of."""
     rows = [row for row in result["wall"] if row["peak_bytes"]]
     shares = [row["peak_bytes"] / row["predicted_bytes"] - 1 for row in rows]
     rest = {
@@ -180,7 +191,7 @@ def table4_bars(result: Result) -> Drawing:
 
 
 def layer_times(result: Result) -> Fold:
-    """Say how much of a layer's time its matmuls take, and how much faster this GPU is than an A100."""
+    """Say what share of a layer's time its matmuls take, and fold out how much faster this GPU is than an A100."""
     modes, (rates,) = named(result["modes"]), result["rates"]
     matmuls = rates["flops_per_second"] / A100_FLOPS_PER_SECOND
     memory = rates["copy_bytes_per_second"] / A100_BYTES_PER_SECOND
@@ -197,7 +208,10 @@ def layer_times(result: Result) -> Fold:
 
 
 def strangers_bars(result: Result) -> Drawing:
-    """Peaks of models that others wrote: of fake tensors with cuBLAS's workspaces, and as allocated."""
+    """Draw predicted and measured peaks of models that others wrote.
+
+    Predicted is the peak of a step on fake tensors plus cuBLAS's workspaces; measured is what the GPU allocated.
+    """
     rows = {
         f"{_STRANGERS.get(row['name'].partition(' ')[0], row['name'])}, {row['sizes'].replace(',', ', ')}": row
         for row in result["strangers"]

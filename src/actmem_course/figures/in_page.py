@@ -1,8 +1,8 @@
-"""What a cell shows, in a notebook or on a page of the site: figures, controls that change them, a question about them.
+"""Interactive cells, in a notebook and on a page of the site: figures, their controls, and a question to the reader.
 
-``figures.js`` draws all of it, in both places. It gets the state as JSON and asks for the next one when a control
-moves. A page asks Python inside the page, which has no ipywidgets, no plotly and no numpy. A notebook asks its kernel
-(``live``).
+``figures.js`` draws them in both places. It gets the state as JSON, and when a control moves it asks Python for the
+next state. On the site that is a Python inside the page, without ipywidgets, plotly or numpy. In a notebook it is the
+kernel (``live``).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Question:
         question: One sentence.
         answer: The number, in ``unit``.
         because: The reason, shown with the answer.
-        line: Where a guess stands in the figure.
+        line: Where in the figure a line marks the reader's guess; None: there is no such line.
     """
 
     question: str
@@ -38,7 +38,7 @@ class Question:
     line: GuessLine | None = None
 
     def reply(self) -> str:
-        """Return the answer and its reason, as "show me" shows them; after a guess the page adds how far off it was."""
+        """Return the text with the answer and its reason. After a guess the page adds by how much it was off."""
         number = f"{int(self.answer):,}" if self.answer == int(self.answer) else three_digits(self.answer)
         unit = self.unit if self.unit in ("", "%") else f" {self.unit}"
         return f"It is {number}{unit}." + (f"\n{self.because}" if self.because else "")
@@ -49,12 +49,12 @@ class Question:
 
 @dataclass(repr=False)
 class LiveCell:
-    """What a cell shows.
+    """The content of an interactive cell.
 
     Attributes:
         moves: The figures and their controls.
-        question: A question about them; None: there is none.
-        shows: Values of controls at which the figures show the answer.
+        question: A question about the figures; None: there is none.
+        shows: The controls' values at which the figures show the answer to the question, by name.
     """
 
     moves: Moves
@@ -65,27 +65,36 @@ class LiveCell:
 
     @classmethod
     def panel(cls, draw: Callable[..., Drawing | Sequence[Drawing]], **controls: Control) -> LiveCell:
-        """Show controls above the figures that they change; ``draw`` takes their values by name.
+        """Make a cell with figures below the controls that change them.
 
-        If ``draw`` raises ConfigError, its message is shown, and the figures stay as they were.
+        Args:
+            draw: Takes the controls' values by name and returns a Drawing, or several. If it raises ConfigError, its
+                message is shown and the figures stay as they were.
+            controls: The controls, by the names of draw's arguments.
         """
         return cls(Moves(draw, controls))
 
     @classmethod
     def figure(cls, drawing: Drawing) -> LiveCell:
-        """Show a figure without controls."""
+        """Make a cell with one figure and no controls."""
         return cls(Moves(lambda: drawing, {}))
 
     @classmethod
     def reveal(cls, question: Question, panel: LiveCell, **shows: Any) -> LiveCell:
-        """Show a question and, below it, the panel that it is about; an answer moves the panel to ``shows``."""
+        """Make a cell with a question above a panel.
+
+        Args:
+            question: The question.
+            panel: The figures and controls.
+            shows: Values by control, to which the controls move when the reader has answered.
+        """
         return cls(panel.moves, question, shows)
 
     def state(self) -> dict:
-        """Return what the cell shows, as JSON can hold it.
+        """Return the cell's current state in a form that JSON can hold.
 
         Returns:
-            ``controls``: by name, each with its label, look, options and present place.
+            ``controls``: by name, each with its label, look, options and the index of the current option.
             ``drawings``: for plotly.js, with their alt texts.
             ``question``: its text and unit, or None.
         """
@@ -99,11 +108,11 @@ class LiveCell:
         }
 
     def stored(self) -> dict:
-        """Return what a page can show before its Python has started.
+        """Return the states that a page can show before its Python has started.
 
         Returns:
             ``state``: the first state.
-            ``answer``: what the method ``answer`` would return, if there is a question.
+            ``answer``: only if there is a question: what the method ``answer`` would return.
         """
         if self.question is None:
             return {"state": self.state()}
@@ -112,11 +121,11 @@ class LiveCell:
         return {"state": self.state(), "answer": after.answer()}
 
     def answer(self) -> dict:
-        """Move the controls to the answer and return the state there.
+        """Move the controls to ``shows``, where the figures show the answer, and return the new state.
 
         Returns:
-            The state, with the ``number`` that a guess is compared with, the ``reply``, and, if guesses have one, their
-                ``line``.
+            The state as from ``state``, with three more keys: the ``number`` with which a guess is compared; the
+                ``reply``, a text; and, if ``Question.line`` is given, the ``line`` that marks a guess.
         """
         asked = self.question
         assert asked is not None
@@ -130,14 +139,15 @@ class LiveCell:
         return {**state, "line": {**asdict(asked.line), "unit": axis.unit if axis else 1, "shape": asked.line.shape()}}
 
     def next(self, asked: Mapping[str, Any]) -> dict:
-        """Return the state after a move of a control, or after an answer.
+        """Return the next state, after the reader has answered or moved a control.
 
         Args:
-            asked: Has the key ``answer``; or a ``control`` and the ``place`` of its new option. With the key ``ahead``
-                the figure stays as it is, and the state is that to which the move would lead.
+            asked: A dict from the page: with the key ``answer``; or with a ``control``, by name, and the ``place`` of
+                its new option. If it has ``ahead``, the page only prefetches: the state after that move is returned,
+                and the cell stays as it is.
 
         Returns:
-            The state; its ``message`` says why a move can't be drawn.
+            The state; after a move also a ``message``, which says why the move can't be drawn, or "".
         """
         if "answer" in asked:
             return self.answer()
@@ -180,7 +190,7 @@ SHOWN = {"Panel", "LiveFigure", "Prediction", "Reveal"}
 
 
 def run_cell(code: str) -> LiveCell:
-    """Run a cell whose last line makes a LiveCell, and return that."""
+    """Run the code of a cell, whose last line is a LiveCell, and return this LiveCell."""
     *before, last = ast.parse(code).body
     assert isinstance(last, ast.Expr)
     names: dict[str, Any] = {}
@@ -189,10 +199,10 @@ def run_cell(code: str) -> LiveCell:
 
 
 class Page:
-    """The figures of a page, by the names of their cells. Each is made when it is first asked for.
+    """The interactive cells of one page of the site. Each is run when the page first asks for it.
 
     Args:
-        cells: JSON, the code of each cell by the cell's name.
+        cells: JSON: the code of each cell by the cell's name.
     """
 
     def __init__(self, cells: str):
@@ -200,11 +210,14 @@ class Page:
         self._shown: dict[str, LiveCell] = {}
 
     def ask(self, message: str) -> str:
-        """Answer one message of the page, as JSON.
+        """Answer one message of the page.
 
         Args:
-            message: JSON with the ``cell``, and what ``LiveCell.next`` takes; or with ``ready``, which only makes the
-                cell's figure.
+            message: JSON: the name of the ``cell``, and the keys that ``LiveCell.next`` takes; or the ``cell`` and
+                ``ready``, which only runs the cell.
+
+        Returns:
+            JSON: the next state, or null after ``ready``.
         """
         asked = json.loads(message)
         cell = asked["cell"]

@@ -1,9 +1,9 @@
 """The one picture of the course: a transformer layer, with a row for each tensor that it saves for backward.
 
-A box is as wide as its bytes, in the colour of its kind (``style.FILLS``). Each rank has a column, so that a sharded
-tensor is narrow in all of them, and a copied one has its full width in each. What is recomputed is hatched, what is
-offloaded stands in a column of its own, and a collective is a row of arrows between the ranks with the bytes that each
-sends.
+The width of a box is the tensor's bytes, its colour the tensor's kind (``style.FILLS``). Each rank has a column: a
+sharded tensor is narrow in every column, a replicated one has its full width in every column. Recomputed tensors are
+hatched, offloaded ones are in a column of their own. A collective is a row of arrows between the ranks, with the bytes
+that each rank sends.
 
 ``layer_picture`` draws the paper's layer and today's; ``block_picture`` draws blocks that a chapter has changed;
 ``pipeline_picture`` draws the microbatches in flight. Every number comes from actmem's formulas.
@@ -53,19 +53,19 @@ def layer_picture(
 
     Args:
         shape: The paper's layer, or one of today's: Llama's, with experts, with latent attention.
-        parallel: t ranks share the layer, with or without sequence parallelism, or c ranks share its sequence.
+        parallel: How ranks share the layer: t tensor-parallel ranks, with or without sequence parallelism, or c
+            context-parallel ranks.
         recompute: A mode, a set of terms to recompute, or an action for each term, as ``layer_rows`` takes it.
-        collectives: "forward" and "backward" draw the collectives of that pass, "recompute" those that backward
-            repeats, "" none. In backward the arrows point upwards.
+        collectives: "forward" and "backward" draw the collectives of that pass, "recompute" those that recomputation
+            repeats in backward, "" none. In backward the arrows point upwards.
         stored: How many tensors the forward pass has stored so far; None for all. The last one is framed.
-        in_memory: The terms in memory at a moment, in place of those that the forward pass saves. Recomputed ones among
-            them are framed.
-        not_saved: Terms that no gradient reads, because their weights are frozen.
-        keeps_gathered: The plain form of sequence parallelism, which saves the gathered inputs whole.
-        context_kind: How c ranks share a sequence, one of CONTEXT_KINDS.
-        routed_tokens: For experts, how many pairs of a token and an expert each rank has; if empty, all have the same
-            number.
-        title: Replaces the finding that the picture states by itself.
+        in_memory: The terms that are in memory at one moment; None for those that the forward pass saves. Recomputed
+            tensors among them are framed.
+        not_saved: Terms that aren't saved, because no gradient needs them: their weights are frozen.
+        keeps_gathered: Whether sequence parallelism saves the gathered inputs, as its plain form does, and not shards.
+        context_kind: The kind of context parallelism, one of CONTEXT_KINDS.
+        routed_tokens: For experts: how many (token, expert) pairs each rank has; if empty, equally many.
+        title: A title in place of the finding that the picture makes by itself.
 
     Returns:
         A drawing whose boxes are as wide as their bytes.
@@ -102,10 +102,10 @@ def layer_picture(
 
 
 def block_picture(blocks: Sequence[Block], title: str) -> Drawing:
-    """Draw any blocks of one rank: those of ``layer_blocks``, some of them changed by ``dataclasses.replace``.
+    """Draw any list of saved tensors on one rank: those of ``layer_blocks``, of which a chapter may change some.
 
     Args:
-        blocks: One for each row.
+        blocks: The tensors, one for each row of the picture.
         title: The finding.
     """
     sketch = Sketch(blocks)
@@ -121,10 +121,10 @@ def layer_blocks(
     context_kind: str = "gather",
     routed_tokens: Sequence[int] = (),
 ) -> list[Block]:
-    """List the saved tensors of a layer, after the forward pass; the arguments are those of ``layer_picture``.
+    """List the tensors that a layer has saved at the end of the forward pass; arguments are as in ``layer_picture``.
 
     Raises:
-        ConfigError: As ``layer_picture``, or both t and c are larger than 1: a picture has one kind of rank.
+        ConfigError: As in ``layer_picture``; or t and c are both above 1: a picture has one kind of rank.
     """
     t, c = parallel.tensor_parallel_size, parallel.context_parallel_size
     ranks = max(t, c)
@@ -238,10 +238,17 @@ def _regions(blocks: Sequence[Block]) -> dict[str, str]:
 def transfers(
     shape: Shape, parallel: Parallel, phase: str, recompute: Mode = "none", context_kind: str = "gather"
 ) -> list[Transfer]:
-    """List the collectives of a pass, each below the tensor that it follows in the forward pass; 16 bits.
+    """List the collectives of one pass in 16 bits, each with the tensor below which it is drawn.
+
+    Args:
+        shape: The layer.
+        parallel: How ranks share it.
+        phase: "forward", "backward" or "recompute".
+        recompute: Mode of recomputation.
+        context_kind: The kind of context parallelism, one of CONTEXT_KINDS.
 
     Raises:
-        ConfigError: actmem has no formula for the layer's collectives.
+        ConfigError: actmem has no formula for this layer's collectives.
     """
     if isinstance(shape, LlamaShape):
         if shape.latent or shape.shared_ffn_size:

@@ -4,9 +4,9 @@ plotly's own FigureWidget sends plotly.js (5 MB) with every figure, and after ea
 of the figure. Here PlotlyScript sends plotly.js once for each kernel. The widget's state is the current one, so a
 reloaded page shows what was there.
 
-anywidget gives a widget two seconds to start; one that needs longer starts, but never receives another message.
-plotly.js keeps a slow page busy for longer than that. A model of ipywidgets' own has no such limit, so what the kernel
-changes later travels in such a model, to which the widget's script listens: ``Carried``.
+anywidget gives a widget two seconds to start; a widget that takes longer never receives another message. On a slow page
+plotly.js takes longer. ipywidgets' own models have no such limit, so later changes are sent through such a model, to
+which the widget's script listens (``Carried``).
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ WIDGET_MIME = "application/vnd.jupyter.widget-view+json"
 
 
 def script(*files: str) -> str:
-    """Return files of this folder joined one after the other: the parts of a widget's module, or its style."""
+    """Return the contents of files of this folder, joined to one JavaScript module or style sheet for a widget."""
     return "\n".join(Path(__file__).with_name(file).read_text(encoding="utf-8") for file in files)
 
 
 class Carried(anywidget.AnyWidget):
-    """A widget with values that the kernel changes while it is on screen; they can be anything that JSON can hold."""
+    """A widget with values that the kernel can change while the widget is on screen: anything that JSON can hold."""
 
     carrier = traitlets.Instance(ipywidgets.HTML).tag(sync=True, **ipywidgets.widget_serialization)
 
@@ -53,15 +53,15 @@ _MODULE = "const module = {{ exports: {{}} }};\n{}\nexport default module.export
 
 
 class PlotlyScript(anywidget.AnyWidget):
-    """Holds plotly.js for all figures of this kernel; made by the first of them, never displayed.
+    """Holds plotly.js for all figures of this kernel. The first figure makes it; it is never displayed.
 
-    A page that is loaded again gets all widgets of its kernel in one message, and ipywidgets gives up on an output
-    whose widget is late. So plotly.js is not part of that message, and is sent on request.
+    A reloaded page gets all widgets of its kernel in one message, and ipywidgets gives up on an output whose widget is
+    late. So plotly.js is not part of that message: the page requests it afterwards.
     """
 
     @classmethod
     def send(cls) -> PlotlyScript:
-        """Return the kernel's one PlotlyScript, or a new one if that was closed."""
+        """Return this kernel's PlotlyScript; make it if there is none yet or if it was closed."""
         if cls._sent is None or cls._sent.comm is None:
             import plotly
 
@@ -85,7 +85,7 @@ class PlotlyScript(anywidget.AnyWidget):
 
 
 class Widget(Carried):
-    """A LiveCell on screen in a notebook."""
+    """The widget that shows a LiveCell in a notebook."""
 
     _esm = script("meeting.js", "carried.js", "figures.js", "widget.js")
     _css = script("figures.css")
@@ -103,7 +103,7 @@ class Widget(Carried):
 
 
 def widget_bundle(shown: LiveCell) -> dict:
-    """Return what a notebook displays of a LiveCell, by MIME type; with its pictures' data if a build asks for them."""
+    """Return what a notebook displays for a LiveCell, by MIME type; when the site is built, with its figures' data."""
     bundle: dict[str, Any] = mime_bundle(Widget(shown), repr(shown))
     if os.environ.get(PICTURES):
         drawings = shown.moves.drawings
@@ -112,6 +112,6 @@ def widget_bundle(shown: LiveCell) -> dict:
 
 
 def mime_bundle(widget: anywidget.AnyWidget, text: str) -> dict:
-    """Return what a widget displays, by MIME type: itself, and a text for pages that can't run it."""
+    """Return what a notebook displays for a widget, by MIME type: the widget, and a text where widgets can't run."""
     view = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}
     return {"text/plain": text, WIDGET_MIME: view}

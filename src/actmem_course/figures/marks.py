@@ -1,11 +1,11 @@
-"""What every figure is made of: bars, lines, points and words, their axes, and the Drawing that they make up.
+"""The marks that every figure consists of (bars, lines, points, words), their axes, and ``Drawing``, the figure.
 
 A function that draws takes rows or sizes and returns a Drawing; it changes nothing and displays nothing. When a slider
-moves it is called again, and the figure on screen changes in place.
+moves, the function is called again, and the figure on screen changes in place.
 
-Marks and axes are plain dicts as plotly.js takes them: plotly's Python classes check every property each time, which
-would slow a slider down. The tests check each drawing with these classes instead. Every mark takes further properties
-of its trace by name.
+Marks and axes are plain dicts for plotly.js. plotly's Python classes would check every property each time, which would
+slow sliders down; the tests check each drawing with these classes. Functions of marks pass further keyword arguments
+on as properties of the plotly trace.
 """
 
 import hashlib
@@ -19,12 +19,12 @@ from actmem_course.figures.style import CONFIG, INK, PURPLE, TEMPLATE, Fill
 
 @dataclass(frozen=True)
 class Axis:
-    """The axis along which bars grow from 0 to ``end``.
+    """The value axis of a bar chart, from 0 to ``end``.
 
     Attributes:
-        words, in_unit: The two parts of its title; the second names the unit, as in ``" (GiB)"``.
-        end: In its own unit.
-        unit: How many bytes, or of what else is counted, are one step of it.
+        words, in_unit: The two parts of its title; the second names the unit, such as ``" (GiB)"``.
+        end: The largest value on the axis, in the axis's unit.
+        unit: The axis's unit, as a number of bytes (2**30 for GiB); 1 for values that aren't bytes.
     """
 
     words: str
@@ -34,19 +34,19 @@ class Axis:
 
     @property
     def title(self) -> str:
-        """What is written below the axis."""
+        """The text below the axis."""
         return self.words + self.in_unit
 
 
 @dataclass(frozen=True)
 class GuessLine:
-    """Where a guess stands in a figure: a line across ``axis`` at start + per · guess.
+    """The place of the line that marks a reader's guess in a figure: start + per · guess on one of its axes.
 
     Attributes:
-        per, start: In the smallest unit of the drawing's Axis, which is mostly bytes; in a drawing without an Axis, in
-            units of the figure's axis.
-        axis: ``x`` or ``y``, with a number if the figure has several, as in ``x2``.
-        figure: The index of the drawing, if there are several.
+        per, start: Numbers of that formula, in bytes if the drawing has an ``Axis`` of bytes, else in units of the
+            plotly axis.
+        axis: The plotly axis: ``x`` or ``y``, with a number if the figure has several, such as ``x2``.
+        figure: The index of the drawing, if the cell has several.
     """
 
     per: float = 1
@@ -55,7 +55,7 @@ class GuessLine:
     figure: int = 0
 
     def shape(self) -> dict:
-        """Return the line as plotly has it, with its words; the page moves it to the guess."""
+        """Return the line and its label as a plotly shape; the page moves it to the guess."""
         across = "y" if self.axis[0] == "x" else "x"
         place = {f"{self.axis[0]}ref": self.axis, f"{across}ref": "paper", f"{across}0": 0, f"{across}1": 1}
         anchors = {"yanchor": "bottom", **({"xanchor": "right"} if across == "x" else {})}
@@ -65,12 +65,13 @@ class GuessLine:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure: what a function that draws returns.
+    """A figure, for plotly.js.
 
     Attributes:
-        traces, layout: As plotly.js takes them.
-        alt: The finding in words, with its numbers.
-        axis: The axis of a chart of bars, which a slider should leave in place; None where it is always the same.
+        traces, layout: plotly's own, as plain dicts.
+        alt: The alt text: the finding with its numbers.
+        axis: The value axis of a bar chart, which should stay in place while a slider moves; None if the figure's axes
+            never change.
     """
 
     traces: list[dict]
@@ -85,9 +86,7 @@ class Drawing:
         return {"data": self.traces, "layout": layout, "config": dict(CONFIG)}
 
     def fingerprint(self) -> str:
-        """Return a text that changes if and only if the drawing does, and so tells whether a stored
-        picture is current.
-        """
+        """Return a hash of the drawing; a stored picture is current if its hash is the same."""
         return hashlib.sha256(json.dumps(self.spec(), sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -95,7 +94,10 @@ def chart(title: str, traces: list[dict], alt: str, axis: Axis | None = None, **
     """Make a drawing with a title of one or two lines.
 
     Args:
-        axis: Its title and its end become those of the x axis.
+        title: The finding.
+        traces: Plotly traces.
+        alt: The alt text.
+        axis: The value axis of a bar chart, which becomes the x axis.
         layout: Further properties of plotly's layout, by name.
     """
     if axis is not None:
@@ -104,15 +106,16 @@ def chart(title: str, traces: list[dict], alt: str, axis: Axis | None = None, **
 
 
 def scale(title: str, low: float | None = None, high: float | None = None, **more: Any) -> dict:
-    """Return an axis of plotly's with its title, from ``low`` to ``high`` if these are given; ``more``: more
-    properties.
+    """Return a plotly axis with a title, from ``low`` to ``high`` if these are given.
+
+    ``more`` are further properties of the axis.
     """
     ends: dict[str, Any] = {} if low is None else {"range": [low, high]}
     return {"title": {"text": title}, **ends, **more}
 
 
 def log_scale(title: str, ticks: Iterable[float], texts: Iterable[str] = (), **more: Any) -> dict:
-    """Return a logarithmic axis of plotly's with its ticks, and with texts at the ticks if numbers don't suffice."""
+    """Return a logarithmic plotly axis with ticks at these values, and with ``texts`` at them in place of numbers."""
     words = {"ticktext": list(texts)} if texts else {}
     return {"type": "log", **scale(title), "tickvals": list(ticks), **words, **more}
 
@@ -124,7 +127,16 @@ def _trace(kind: str, name: str, x: Iterable, y: Iterable, hover: str | None, mo
 
 
 def bars(name: str, names: Iterable, values: Iterable, fill: Fill, hover: str | None = None, **more: Any) -> dict:
-    """Return a plotly trace with a horizontal bar at each of ``names``."""
+    """Return a plotly trace of horizontal bars.
+
+    Args:
+        name: Its name in the legend.
+        names: The place of each bar on the y axis.
+        values: The length of each bar.
+        fill: Colour and pattern of the bars.
+        hover: Their hover text, plotly's ``hovertemplate``; None: there is none.
+        more: Further properties of the trace.
+    """
     return _trace("bar", name, values, names, hover, {"orientation": "h", "marker": fill.marker(), **more})
 
 
@@ -140,10 +152,14 @@ def line(
     """Return a plotly trace: a line through points.
 
     Args:
-        hover: What a pointer on it shows, plotly's ``hovertemplate``; None: nothing.
-        dash, shape: plotly's names, such as "dot" and "hv".
-        symbol: Of markers at the points; "" for none.
-        size: Of the markers: one for all, or one for each.
+        name: Its name in the legend.
+        x, y: The points.
+        colour: A CSS colour.
+        hover: Its hover text, plotly's ``hovertemplate``; None: there is none.
+        dash, shape: plotly's names of line styles, such as "dot" and "hv".
+        width: The line's width, in pixels.
+        symbol: The symbol at each point; "" for none.
+        size: The size of these symbols: one number for all, or one for each point.
         more: Further properties of the trace.
     """
     given = {"dash": dash, "shape": shape}
@@ -162,7 +178,18 @@ def points(
     name: str, x: Iterable, y: Iterable, colour: str, hover: str | None = None,
     symbol: str = "", size: float = 13, edge: float = 1.5, **more: Any,
 ) -> dict:  # fmt: skip
-    """Return a plotly trace of points with a dark edge, ``edge`` pixels wide."""
+    """Return a plotly trace of points.
+
+    Args:
+        name: Its name in the legend.
+        x, y: The points.
+        colour: A CSS colour.
+        hover: Their hover text, plotly's ``hovertemplate``; None: there is none.
+        symbol: plotly's name of a symbol; "" for a circle.
+        size: The size of the symbols, in pixels.
+        edge: The width of their dark edge, in pixels.
+        more: Further properties of the trace.
+    """
     shape = {"symbol": symbol} if symbol else {}
     marker = {"color": colour, "size": size, **shape, "line": {"color": INK, "width": edge}}
     return _trace("scatter", name, x, y, hover, {"mode": "markers", "marker": marker, **more})
@@ -172,8 +199,10 @@ def words(x: Iterable, y: Iterable, text: Iterable[str], size: int = 0, position
     """Return a plotly trace of texts at the points (x, y).
 
     Args:
-        size: Of the letters, in pixels; 0: the style's.
-        position: Where the text stands relative to its point, plotly's ``textposition``; "": centred.
+        x, y: The points.
+        text: The text at each point.
+        size: Size of the letters in pixels; 0: the course's default.
+        position: Where a text stands relative to its point, plotly's ``textposition``; "": centred.
     """
     look: dict = {"textfont": {"size": size, "color": INK}} if size else {}
     look |= {"textposition": position} if position else {}

@@ -36,8 +36,8 @@ def operators(names: Sequence[str], shape: ModelShape) -> Drawing:
     The forward pass goes to the right, the backward pass beside it to the left.
 
     Args:
-        names: Keys of FORWARD_COLLECTIVE.
-        shape: Its activation, in 16 bits, is what a collective carries.
+        names: The operators, keys of FORWARD_COLLECTIVE.
+        shape: A layer; the collectives carry its activation [s, b, h] in 16 bits.
     """
     size = size_text(activation_bytes(shape, 2))
     drawn: list[Box] = []

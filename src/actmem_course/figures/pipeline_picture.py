@@ -26,7 +26,7 @@ _NUMBER, _AFTER = 0.3, 0.1
 
 
 def pipeline_moments(parallel: Parallel, num_microbatches: int) -> range:
-    """Return the moments of a step that ``pipeline_picture`` draws, in forward passes of one chunk."""
+    """Return the moments of a step that ``pipeline_picture`` can draw; their unit is one forward pass of a chunk."""
     return range(max(span.end for span in _spans(parallel, num_microbatches)) + 1)
 
 
@@ -35,15 +35,17 @@ def pipeline_picture(
 ) -> Drawing:
     """Draw what each pipeline rank holds at one moment: a row for each microbatch in flight.
 
-    A microbatch has the colours of its tensors and is as wide as the bytes that its layers save on one rank; what they
-    recompute is hatched. Arrows are outputs and gradients that have just been sent to the neighbour.
+    The width of a row is the bytes that the microbatch's layers save on this rank, in the colours of the tensors;
+    recomputed tensors are hatched. Arrows are outputs and gradients that have just been sent to the next or the
+    previous rank.
 
     Args:
-        shape: Of the whole model.
-        parallel: p ranks, with m chunks each, and how ranks share a layer; 1F1B, interleaved for m > 1.
-        num_microbatches: Of the step.
+        shape: The whole model.
+        parallel: p pipeline ranks with m chunks each, and how ranks share a layer. The schedule is 1F1B, or
+            interleaved if m > 1.
+        num_microbatches: How many microbatches the step has.
         moment: One of ``pipeline_moments``; a backward pass takes twice as long as a forward pass.
-        recompute: As ``layer_rows`` takes it.
+        recompute: Mode of recomputation, as ``layer_rows`` takes it.
 
     Raises:
         ConfigError: p·m does not divide the layers, p is more than MOST_RANKS, or there is no such moment.
@@ -109,7 +111,13 @@ def _just_sent(spans: Sequence[Span], moment: int, p: int, column: float) -> lis
 
 
 def in_flight_at(spans: Sequence[Span], rank: int, moment: int) -> list[Action]:
-    """Return the forward passes that a rank has begun and whose backward pass has not ended, in their order."""
+    """Return, in order, the forward passes that a rank has started and whose backward pass has not yet ended.
+
+    Args:
+        spans: When each action of the schedule runs.
+        rank: The pipeline rank.
+        moment: The time.
+    """
     own = [span for span in spans if span.rank == rank]
     freed = {(s.action.chunk, s.action.microbatch) for s in own if s.action.kind == "B" and s.end <= moment}
     begun = [span.action for span in own if span.action.kind == "F" and span.start <= moment]

@@ -1,6 +1,6 @@
-"""How the course's one picture is drawn: a row for each saved tensor, a column for each rank, collectives between them.
+"""Draw the picture of a layer: a row for each saved tensor, a column for each rank, arrows for collectives.
 
-``layer_picture`` decides what is in the rows; this file draws boxes, words and arrows.
+``layer_picture`` decides what the rows are; this file draws the boxes, words and arrows.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -44,15 +44,15 @@ class Block:
     """One tensor in the picture.
 
     Attributes:
-        row: As one rank saves it if nothing is recomputed.
-        whole: Bytes of the tensor without any parallelism.
-        held: Bytes on the device while it is there: less than the row's if it is compressed.
-        action: What is done with it: one of ``recipes.ACTIONS``, or "not saved" if no gradient reads it.
+        row: The tensor's name, and its bytes on one rank if nothing is recomputed.
+        whole: Its bytes without any parallelism.
+        held: Its bytes on the device while it is there; fewer than the row's if it is compressed.
+        action: What happens to it: one of ``recipes.ACTIONS``, or "not saved" if no gradient needs it.
         is_present: Whether it is in the device's memory at this moment.
-        gathered: Bytes that backward gathers from the other ranks for a moment.
-        by_rank: Bytes on each rank, if the ranks' differ.
-        formula: In letters, such as ``2sbh/t``.
-        split: How the ranks share it, in words.
+        gathered: Bytes that backward temporarily gathers from the other ranks.
+        by_rank: Its bytes on each rank, if they differ.
+        formula: Its bytes in letters, such as ``2sbh/t``.
+        split: In words, how the ranks share it.
     """
 
     row: Row
@@ -67,35 +67,35 @@ class Block:
 
     @property
     def absence(self) -> str:
-        """Why it isn't in the device's memory, in words; "" if it is."""
+        """The reason why the tensor isn't in the device's memory, such as "recomputed"; "" if it is there."""
         words = {"recompute": "recomputed", "not saved": "not saved", "offload": "on the host"}
         return "" if self.is_present else words.get(self.action, "not in memory")
 
     @property
     def on_device(self) -> int:
-        """Bytes in the device's memory at this moment; if the ranks' differ, those on the fullest rank."""
+        """The tensor's bytes in the device's memory at this moment; on the fullest rank, if ranks differ."""
         return max(self.by_rank, default=self.held) if self.is_present else 0
 
     def held_on(self, rank: int) -> int:
-        """Return the bytes in one rank's memory at this moment."""
+        """Return the tensor's bytes in one rank's memory at this moment."""
         return self.by_rank[rank] if self.by_rank and self.is_present else self.on_device
 
     def size_on(self, rank: int) -> int:
-        """Return the bytes that one rank would save of it."""
+        """Return the tensor's bytes on one rank, whether or not it is in memory now."""
         return self.by_rank[rank] if self.by_rank else self.row.bytes
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """A row of arrows: what is sent between the ranks below one row of the picture.
+    """A row of arrows below one row of the picture: collectives between the ranks.
 
     Attributes:
-        collectives: What is sent, all of one kind.
-        after: The term below whose row it is drawn.
-        name: The words beside it.
-        kind: How it is drawn: as the collectives' kind, or "ring", from rank to rank.
-        gathers_again: Whether in backward it gathers again a tensor of which each rank saved only its shard.
-        most: Bytes that the busiest rank sends, if the ranks' differ; else 0.
+        collectives: The collectives, all of one kind.
+        after: The term below whose row the arrows are drawn.
+        name: The words beside the arrows.
+        kind: How the arrows are drawn: like this kind of collective; "ring" draws them from rank to rank.
+        gathers_again: Whether it is the all-gather with which backward gathers an input that was saved as a shard.
+        most: Bytes that the busiest rank sends, if ranks differ; else 0.
     """
 
     collectives: Sequence[PredictedCollective]
@@ -107,24 +107,25 @@ class Transfer:
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes that each rank sends, or the busiest one."""
+        """Bytes that each rank sends; if ranks differ, those of the busiest one."""
         return self.most or wire_bytes(self.collectives)
 
 
 @dataclass
 class Sketch:
-    """A picture while it is drawn, from the top down: y in pixels, x in bytes.
+    """The picture of a layer while it is being drawn, from the top down. y is in pixels, x in bytes.
 
     Attributes:
-        blocks: One for each saved tensor, a row of the picture.
-        of_ranks: How many ranks there are; the picture has columns for up to MOST_RANKS of them, or for
-            the first few and the last if all hold the same.
-        is_backward: Whether collectives bring bytes upwards.
-        drawn: The boxes.
-        names, sizes, heads, captions: Words before and after the boxes, above the columns, and above rows.
-        later: Words that other moments of the picture have after the boxes, so that there is always room for them.
-        strokes: Lines and arrows, by their width and whether they have heads.
-        y: Where the next row begins.
+        blocks: The saved tensors, one for each row.
+        of_ranks: How many ranks there are. The picture has at most MOST_RANKS columns, and fewer if all ranks hold the
+            same.
+        is_backward: Whether arrows of collectives point upwards.
+        drawn: The boxes drawn so far.
+        names, sizes: Words to the left of the boxes (names) and to the right of them (bytes), each with its x and y.
+        heads, captions: Words above the columns, and above rows, each with its x and y.
+        later: Words that appear to the right at other moments; they are counted when the margin is chosen.
+        strokes: Lines and arrows drawn so far, by their width and whether they have arrowheads.
+        y: The y at which the next row begins.
     """
 
     blocks: Sequence[Block]
@@ -150,12 +151,12 @@ class Sketch:
         self.unit, self.unit_name = axis_unit(sorted(block.row.bytes for block in self.blocks)[len(self.blocks) // 2])
 
     def left_of(self, rank: int) -> float:
-        """Return the x, in bytes, at which a rank's column begins; the host's column comes after the last rank's."""
+        """Return the x at which a rank's column begins; the column of the host comes after that of the last rank."""
         return rank * (self.column + self.gap)
 
     @property
     def width(self) -> float:
-        """Width of all columns."""
+        """The width of all columns together, in the unit of x."""
         return self.left_of(self.ranks) - self.gap + (self.gap + self.host if self.host else 0)
 
     def draw(
@@ -165,13 +166,13 @@ class Sketch:
         framed: str = "",
         marks_again: bool = False,
     ) -> None:
-        """Draw all rows, each with its caption above it and the collectives that follow it.
+        """Draw all rows, each with its caption above it and its collectives below it.
 
         Args:
             moves: The collectives.
-            captions: Words above the row of a term.
-            framed: The term in a thick frame.
-            marks_again: Whether boxes of tensors that have been recomputed are framed.
+            captions: Words above a row, by the row's term.
+            framed: The term whose box gets a thick frame; "" for none.
+            marks_again: Whether recomputed tensors that are in memory get a frame.
         """
         self._heads()
         for block in self.blocks:
@@ -276,7 +277,7 @@ class Sketch:
         self.strokes.setdefault((width, has_head), []).append((x, y))
 
     def drawing(self, title: str, alt: str) -> Drawing:
-        """Return the picture with its title; words stand beside the boxes, in margins of their own."""
+        """Return the finished picture, with its title and alt text, and margins wide enough for all words."""
         names = {**labels(self.names, _WORDS, "middle left"), "meta": "names"}
         words = [names, labels(self.sizes, _WORDS, "middle right")]
         words += [labels(self.captions, 12, "middle right")] if self.captions else []
@@ -293,7 +294,7 @@ class Sketch:
         )  # fmt: skip
 
     def told(self, moves: Iterable[Transfer] = ()) -> str:
-        """Return the picture in words."""
+        """Return the picture's content in words, for its alt text."""
         said = []
         for block in self.blocks:
             size = f"{'at most ' if block.by_rank else ''}{block.on_device or block.row.bytes:,} bytes"
@@ -302,7 +303,7 @@ class Sketch:
         return "; ".join([f"each rank holds {self.total():,} bytes", *said, *sent])
 
     def total(self) -> int:
-        """Return the bytes in a rank's memory; in that of the fullest rank if they differ."""
+        """Return the bytes in one rank's memory; if ranks differ, in that of the fullest one."""
         return max(sum(block.held_on(rank) for block in self.blocks) for rank in range(self.ranks))
 
 
@@ -312,10 +313,14 @@ def _by(move: Transfer) -> str:
 
 
 def arrows(width: float, has_head: bool, strokes: Sequence[Stroke]) -> list[dict]:
-    """Return lines of one width as one trace, since plotly takes a millisecond for each trace.
+    """Return lines of one width as a single plotly trace, because plotly takes a millisecond for each trace.
 
     Args:
-        has_head: Whether each line ends in the head of an arrow.
+        width: The lines' width, in pixels.
+        has_head: Whether each line ends in an arrowhead.
+        strokes: The x values and the y values of each line.
+
+    Returns: a list with the trace; empty if there are no lines.
     """
     if not strokes:
         return []

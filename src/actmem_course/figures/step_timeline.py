@@ -1,4 +1,4 @@
-"""The memory of one training step over time, by kind."""
+"""Draw the memory of one training step over time, by kind of tensor."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def step_timeline(
     parts: Mapping[str, Fill] = _FILLS,
     part_of: Callable[[SavedTensor], str] = _by_kind,
 ) -> Drawing:
-    """Draw the bytes alive after each operation of a training step, by part, with its phases and its peak.
+    """Draw the bytes alive after each operation of a training step as stacked areas, with phases and the peak marked.
 
     Args:
-        bill: Of the step, from ``watch_step``.
-        of: Whose step it is, for the title.
-        parts: The parts that are told apart, from the bottom, each with its fill.
-        part_of: Returns the part of a tensor, or ``"everything else"``.
+        bill: What ``watch_step`` measured in the step.
+        of: What the step trains, for the title.
+        parts: The areas from the bottom, by name, each with its fill; by default one for each kind of tensor.
+        part_of: Returns the name of the area to which a tensor belongs, or ``"everything else"``.
     """
     fills = {**parts, _REST: FILLS["transient"]}
     alive = {part: [0] * len(bill.curve) for part in fills}

@@ -32,12 +32,12 @@ class Fill:
         return "#" + "".join(f"{part:02X}" for part in parts)
 
     def texture(self) -> dict:
-        """Return the pattern as plotly has it; empty if there is none."""
+        """Return the pattern as a plotly property; an empty dict if there is none."""
         look = {"shape": self.pattern, "fgcolor": INK, "fgopacity": 0.3, "size": 9, "solidity": 0.15}
         return look if self.pattern else {}
 
     def marker(self) -> dict:
-        """Return colour, dark outline and pattern for a plotly trace."""
+        """Return colour, dark outline and pattern as a plotly ``marker``."""
         pattern = {"pattern": {"fillmode": "overlay", **self.texture()}} if self.pattern else {}
         return {"color": self.colour, "line": {"color": INK, "width": 1}, **pattern}
 

@@ -1,6 +1,6 @@
-"""What each stored tensor is: its kind, what tensor parallelism divides of it, and the gradient that reads it.
+"""What each saved tensor is: its kind, the dimension that tensor parallelism shards, and why backward needs it.
 
-One table that figures, hover texts and notebooks share. The formulas need none of this.
+Figures, hover texts and notebooks read this table (terms.tsv). The formulas don't need it.
 """
 
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Term:
-    """A saved tensor, of the paper's layer or of today's: a line of terms.tsv.
+    """One line of terms.tsv: a saved tensor of the paper's layer or of today's.
 
     Attributes:
         kind: One of KINDS.
-        shared_by: What tensor parallelism divides: "heads", the MLP's "width" or "experts"; "" if it divides nothing.
-        why: What backward computes from it, in one line.
+        shared_by: The dimension that tensor parallelism shards: "heads", "width" (the MLP's) or "experts"; "" for none.
+        why: In one line, what backward computes from it.
     """
 
     kind: str
@@ -37,7 +37,7 @@ TERMS = {line.pop("term"): Term(**line) for line in table_rows("terms.tsv", __pa
 
 
 def term_of(row: Row) -> Term:
-    """Return what a row's tensor is; for a row that the paper leaves out, a Term with the row's reason."""
+    """Return the ``Term`` of a row's tensor; for a row that the paper leaves out, one made of the row's own reason."""
     return TERMS.get(row.term) or Term("extra", why=row.extra)
 
 
@@ -68,13 +68,14 @@ def _widths(shape: LlamaShape) -> dict[str, tuple[str, int]]:
 
 
 def llama_formula(row: Row, shape: LlamaShape, ranks: str) -> str:
-    """Return a row's bytes in the letters of today's layers, such as ``2sbkd/t``.
-
-    It is "" for rows whose bytes are no multiple of an activation's, such as statistics.
+    """Write a row's bytes as a formula in the letters of today's layers, such as ``2sbkd/t``.
 
     Args:
-        shape: With the whole sequence.
-        ranks: The letter of the ranks that share the layer.
+        row: The row.
+        shape: The layer, with the unsharded sequence.
+        ranks: The letter by which a sharded row is divided: "t", "c" or "k".
+
+    Returns: the formula; "" for small tensors, such as statistics, that have no such formula.
     """
     letters, width = _widths(shape).get(row.term, ("", 0))
     if not width:
@@ -88,9 +89,9 @@ def llama_formula(row: Row, shape: LlamaShape, ranks: str) -> str:
 
 
 def formula_of(row: Row, shape: ModelShape) -> str:
-    """Return a row's bytes in the paper's letters, such as ``2sbh`` or ``5as²b/t``, computed from the row.
+    """Write a row's bytes as a formula in the paper's letters, such as ``2sbh`` or ``5as²b/t``.
 
-    It is "" for rows that the paper leaves out, which have other letters.
+    It is computed from the row's bytes; it is "" for rows that the paper leaves out.
     """
     if row.term not in LAYER_TERMS:
         return ""

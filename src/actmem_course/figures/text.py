@@ -1,6 +1,6 @@
 """Tables as plain text for notebooks: numbers in full, columns aligned, the same on every machine.
 
-Text and not HTML, because outputs are compared cell by cell with the stored ones, and text is
+They are text and not HTML, because notebooks' outputs are compared cell by cell with the stored ones, and text is
 readable without styles.
 """
 
@@ -18,9 +18,9 @@ def text_table(
 
     Args:
         header: The columns' names.
-        lines: For each line its cells, text or numbers.
-        right: One character for each column: ``r`` aligns it to the right, anything else to the left.
-        last_is_sum: Draw a rule above the last line.
+        lines: The cells of each line, text or numbers.
+        right: One character for each column: ``r`` aligns the column to the right, anything else to the left.
+        last_is_sum: Whether to draw a rule above the last line.
     """
     body = [[f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in line] for line in lines]
     widths = [max(map(len, column)) for column in zip(header, *body)]
@@ -75,12 +75,10 @@ def saved_text(saved: Iterable) -> str:
 
 
 def overhead_text(over: Mapping[str, Any] | None) -> str:
-    """Return an overhead in words: ``+4.1% ±0.3``.
-
-    An overhead that could be noise is not printed, only how large the noise is. None gives a dash.
+    """Write how much longer something takes: ``+4.1% ±0.3``; or ``within ±0.5%`` if the difference could be noise.
 
     Args:
-        over: What ``lab_tools.timing.Timings.over`` returned.
+        over: What ``lab_tools.timing.Timings.over`` returned; None gives a dash.
     """
     if over is None:
         return "–"
@@ -94,12 +92,14 @@ def _percent(share: float) -> str:
 
 
 def speed_facts(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return each variant's times and overhead, in words, by the variant's name: they differ between machines.
+    """Write the measured times of each variant, such as "selective", in words.
 
-    The three times are medians of their own, so they do not add up.
+    The times for forward, backward and both are three medians, so the first two don't add up to the third.
 
     Args:
         rows: What labs/measure_speed.py writes to --json, a row for each variant.
+
+    Returns: milliseconds and overhead in words, by the variant's name.
     """
     facts = {}
     for row in rows:

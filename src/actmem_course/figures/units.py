@@ -1,4 +1,4 @@
-"""Numbers as words: bytes in binary units, three digits, and where an axis ends."""
+"""Write numbers: bytes in binary units, values in three digits; and choose where an axis ends."""
 
 from actmem.rows import BINARY_UNITS, size_text
 from actmem.rows import three_digits as three_digits
@@ -7,9 +7,9 @@ GIB = 2**30
 
 
 def axis_unit(largest_bytes: int) -> tuple[int, str]:
-    """Return the bytes in one step of an axis, and the unit's name.
+    """Choose an axis's unit: the largest binary unit in which ``largest_bytes`` is at least 1.
 
-    It is the largest binary unit in which ``largest_bytes`` is at least 1.
+    Returns: the unit in bytes, and its name, such as "GiB".
     """
     return next(((unit, name) for unit, name in BINARY_UNITS if largest_bytes >= unit), (1, "bytes"))
 
@@ -26,7 +26,10 @@ def milliseconds(seconds: float) -> str:
 
 
 def axis_end(largest: float) -> float:
-    """Return the next of 1, 1.5, 2, 3, 5, 7 × 10ⁿ above ``largest``: the axis then stays while a bar grows."""
+    """Choose the end of an axis: the first of 1, 1.5, 2, 3, 5, 7 × 10ⁿ above ``largest``.
+
+    With so few ends the axis stays in place while a slider makes a bar grow.
+    """
     if largest <= 0:
         return 1.0
     power = 10.0 ** int(f"{largest:e}".partition("e")[2])

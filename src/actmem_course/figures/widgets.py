@@ -1,4 +1,4 @@
-"""What notebooks show besides text and figures: how long a process has run, and facts of the machine."""
+"""Two small outputs of notebooks: how long a process has been running, and numbers that differ between machines."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from actmem_course.figures.live import Carried, mime_bundle, script
 
 
 class Progress(Carried):
-    """Shows a line while a block runs, and for how long: ``with Progress("labs/measure_table2.py, two processes"): …``.
+    """Shows a line and the elapsed seconds while its ``with`` block runs.
 
-    Screen readers read the line out.
+    ``with Progress("labs/measure_table2.py, two processes"): …``.  Screen readers read the line out.
 
     Args:
-        what: The line. It is stored with the notebook; the seconds are not, since they differ.
+        what: The line. It is stored with the notebook; the seconds aren't, because they differ from run to run.
     """
 
     _esm = script("carried.js", "progress.js")

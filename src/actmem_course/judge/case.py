@@ -1,8 +1,8 @@
-"""The run of a case on one rank.
+"""``CaseRun``: what a case uses to call the function under test and to record what it does, on one rank.
 
-A case is a function that takes a ``CaseRun``.  It calls the function under test, and notes what it observes: results,
-gradients, bytes, collectives.  The same case runs with the learner's functions, with ours, and with ours after an edit
-that makes a stated mistake.
+A case is a test of one exercise: a function that takes a ``CaseRun``.  It calls the function under test and records
+observations: results, gradients, bytes, collectives.  The same case runs with the learner's functions, with those of
+our solution, and with our solution after an edit that makes a stated mistake.
 """
 
 import inspect
@@ -42,25 +42,26 @@ Advice = Mapping[str, str | Fault]
 
 
 class CaseRun:
-    """The run of a case on one rank.
+    """One run of a case on one rank; ``run["f"]`` is function f of the file that is judged.
 
-    Random tensors depend only on how many were drawn before, and on the group.  So each rank knows what the others of
-    its group hold, and expected values need no collective.
+    Random tensors depend only on the group and on how many were drawn before.  So each rank can compute the tensors of
+    the other ranks, and expected values need no collective.
 
     Args:
-        functions: the names of the file that is judged.
+        functions: the names that the judged file defines.
         side: the rank: a ``VirtualRank`` or a ``RealRank``.
-        subgroup: the name of the group that the functions are given; "" for all ranks in their order.
+        subgroup: the name of the group that the functions are given; "" for the group of all ranks.
         device: where tensors are made, "cpu" or "cuda".
-        reference: what another run observed on this rank, by name.  This run ends when it observes something else.
+        reference: the observations of another run on this rank, by name.  This run stops (raises Unlike) as soon as one
+            of its observations differs.
 
     Attributes:
         rank: this rank's number in ``group``.
         t: how many ranks ``group`` has.
         group: the process group that the functions are given; None if there is none.
         members: the numbers of the group's ranks among all ranks, in the group's order.
-        group_name: the group's name; "" for all ranks in their order.
-        seen: what this run has observed, by name.
+        group_name: the group's name; "" for the group of all ranks.
+        seen: the observations of this run so far, by name.
     """
 
     def __init__(
@@ -120,10 +121,10 @@ class CaseRun:
 
     @contextmanager
     def unwritten(self, **tensors: Tensor) -> Iterator[None]:
-        """Make a context after which Wrong is raised if anything has written to tensors of the caller.
+        """Make a context that raises Wrong at its end if code in it has changed a tensor of its caller in place.
 
         Args:
-            tensors: tensors that are watched, by name.  Those that functions of the file are given are watched too.
+            tensors: the tensors to watch, by name.  Arguments of functions of the judged file are watched too.
         """
         self._given = self._given or []
         self._note(tensors)
@@ -134,12 +135,13 @@ class CaseRun:
                     raise Wrong(f"{name} is changed in place", "work on a copy", "it belongs to the caller")
 
     def watching(self) -> AbstractContextManager[Watch]:
-        """Make a context for the learner's code, which notes its collectives.  At its end all ranks wait for each
-        other."""
+        """Make a context that records the collectives that run in it.  At its end all ranks wait for each other."""
         return self.side.watching(self.members if self.group_name else None)
 
     def gather(self, value: object) -> list:
-        """Return the ``value`` of every rank of the group, in the group's order.
+        """Collect a Python value from every rank of the group; every rank must call it.
+
+        Returns: the values, in the order of the group's ranks.
 
         Raises: PeerStopped if another rank has ended the case.
         """
@@ -158,7 +160,7 @@ class CaseRun:
         return self._random(*sizes, seed=self._draws)
 
     def each(self, *sizes: int) -> Tensor:
-        """Draw a tensor of these sizes that is another one on every rank."""
+        """Draw a tensor of these sizes that is different on every rank."""
         self._draws += 1
         return self._random(*sizes, seed=self._draws + 1000 * (self.rank + 1))
 
@@ -167,48 +169,48 @@ class CaseRun:
         return self.same(*sizes).chunk(self.t, dim)[self.rank].contiguous()
 
     def see(self, seen: Observation) -> None:
-        """Note an observation.
+        """Record an observation.
 
-        Raises: Unlike if there is a ``reference`` that saw something else, or nothing, under this name. A cost never
-            raises.
+        Raises: Unlike if this run has a ``reference`` that observed something else, or nothing, under this name. For
+            costs, where less is right too, it never raises.
         """
         self.seen[seen.name] = seen
         if self.reference is not None and seen.tells_apart and not seen.same_as(self.reference.get(seen.name)):
             raise Unlike(seen.name)
 
     def see_value(self, name: str, value: Any, repair: str = "", cause: str = "") -> None:
-        """Note something that has one right value.
+        """Record a value that is right only if it equals our solution's.
 
         Args:
-            name: what it is, as a message calls it.
-            value: what was seen.
-            repair: what to do if it is wrong.
-            cause: what may be wrong in the code if it is wrong.
+            name: what it is, in the words of a message.
+            value: the value.
+            repair: if it is wrong, what the learner should do.
+            cause: if it is wrong, what may be the cause in the code.
         """
         self.see(ValueSeen(name, value, repair, cause))
 
     def see_cost(self, words: str, value: int, repair: str = "", cause: str = "", name: str = "") -> None:
-        """Note a number that is right if it is no larger than ours.
+        """Record a number that is right if it is no larger than our solution's, such as bytes.
 
         Args:
-            words: the symptom, in which "{found}" stands for the number and "{enough}" for ours.
+            words: the message if it is larger; "{found}" is the learner's number, "{enough}" our solution's.
             value: the number.
-            repair: what to do if it is larger.
-            cause: what may be wrong in the code if it is larger.
-            name: the observation's name; it must be given if the words differ from run to run.
+            repair: if it is larger, what the learner should do.
+            cause: if it is larger, what may be the cause in the code.
+            name: the observation's name; by default ``words``.  Give one if the words differ from run to run.
         """
         self.see(Cost(name or words, value, repair, cause, words=words))
 
     def see_tensor(
         self, name: str, found: Any, advice: str | Fault = "", kind: type[TensorSeen] = TensorSeen, **more: Any
     ) -> None:
-        """Note a tensor.
+        """Record a tensor.
 
         Args:
-            name: what it is, as a message calls it.
+            name: what it is, in the words of a message.
             found: the tensor that the function returned or left behind.
-            advice: what to tell a learner if it is wrong: a repair, or a fault with repair and cause.
-            kind: how close to ours it must be.
+            advice: if it is wrong, what to tell the learner: a repair, or a fault with repair and cause.
+            kind: the class of observation, which decides how close to our solution's tensor it must be.
             more: further fields of ``kind``.
 
         Raises: Wrong if ``found`` is no tensor.
@@ -217,12 +219,12 @@ class CaseRun:
         self.see(kind(name, check_plain_tensor(name, found).clone(), advice.repair, advice.cause, **more))
 
     def see_number(self, case: str, found: Any, meaning: str = "") -> None:
-        """Note a whole number that a function returned.
+        """Record a whole number that a function returned.
 
         Args:
             case: the arguments that the function was given, in words.
             found: what it returned.
-            meaning: the sum or product that gives the number, in words; "" if that isn't known.
+            meaning: how the number is computed, in words, such as "34 · s · b · h"; "" if that isn't known.
 
         Raises: Wrong if ``found`` is no whole number.
         """
@@ -244,26 +246,28 @@ class CaseRun:
         fault_if_reached_twice: Fault | None = None,
         frozen: Collection[str] = (),
     ) -> tuple[Watch, Watch]:
-        """Run forward and backward of ``function(*tensors, *rest)``; note the result, the gradients and the
-        collectives.
+        """Run forward and backward of ``function(*tensors, *rest)``; record result, gradients and collectives.
 
         Args:
             function: the function under test.
             tensors: its inputs by name.
             rest: further arguments.
-            upstream: the gradient that backward starts from; random if it is left out.
-            kind: how close to ours the result and the gradients must be.
-            prefix: words that say with which arguments this was; they stand before every observation's name.
-            advice: what to tell a learner of a wrong result or gradient, by the input's name; "" is the result.
-            summed: names of inputs of which only the sum of their gradients over the ranks must be right.
-            operator: whether the function is one collective: a wrong result is then explained by the ranks' inputs.
-            sends: how many bytes each pass may send, in whichever collectives; None if it must run ours.
-            allowed_extra: collectives that backward may run beside ours.
-            fault_if_reached_twice: what is wrong if backward comes to an input more than once; by default that a second
-                run starts from inputs with their graph.
-            frozen: names of inputs that need no gradient.
+            upstream: the gradient of the result, with which backward starts; random if it is left out.
+            kind: the class of observation for result and gradients, which decides how close to our solution's they are
+                to be.
+            prefix: words that describe the arguments; they are put before every observation's name.
+            advice: what to tell the learner if the result (key "") or an input's gradient (key: its name) is wrong.
+            summed: names of inputs whose gradients must be right only in their sum over the ranks.
+            operator: whether the function is a single collective.  A wrong result is then explained by how it can be
+                made from the ranks' inputs.
+            sends: how many bytes each pass may send, in any collectives; None if it must run the same collectives as
+                our solution.
+            allowed_extra: collectives that backward may run in addition to those of our solution.
+            fault_if_reached_twice: the fault to report if backward reaches an input more than once; by default, that
+                recomputation started from inputs that were not detached.
+            frozen: names of inputs that require no gradient.
 
-        Returns: what was noted while forward ran, and while backward ran.
+        Returns: the collectives that forward ran, and those that backward ran.
         """
         advice = advice or {}
         leaves = {name: x.detach().clone().requires_grad_(name not in frozen) for name, x in tensors.items()}
@@ -314,15 +318,15 @@ class CaseRun:
         self.see(replace(enough, name=f"the bytes that {when} sends", value=sent, words=words, right=right))
 
     def operator(self, name: str, x: Tensor, advice: Advice, upstream: Tensor | None = None) -> None:
-        """Note both passes of an operator that is one collective, and that it saves nothing.
+        """Test an operator that is a single collective, such as f or g, and that it saves nothing for backward.
 
-        It runs a second time with tensors that aren't contiguous.
+        It runs forward and backward twice, the second time with tensors that aren't contiguous.
 
         Args:
-            name: the operator, a function of the file.
+            name: the operator, a function of the judged file.
             x: its input, with at least three dimensions.
-            advice: what to tell a learner of a wrong result ("") or a wrong gradient ("x").
-            upstream: the gradient that backward starts from; random if it is left out.
+            advice: what to tell the learner if the result (key "") or the gradient (key "x") is wrong.
+            upstream: the gradient of the result, with which backward starts; random if it is left out.
         """
         function = self[name]
         self.observe(function, {"x": x}, self.group, operator=True, advice=advice, upstream=upstream)
@@ -340,19 +344,17 @@ class CaseRun:
         kind: type[TensorSeen] = TensorSeen,
         others: Sequence[Tensor] = (),
     ) -> dict[str, Largest]:
-        """Run forward and backward of ``function(*tensors)``, and note which tensors they make.
-
-        The gradients are noted as observations.
+        """Run forward and backward of ``function(*tensors)``; record gradients, and measure what each pass allocates.
 
         Args:
             function: the function under test.
-            tensors: its inputs by name.  They are leaves of the graph here, as weights are.
-            upstream: the gradient that backward starts from; random if it is left out.
-            kind: how close to ours the gradients must be.
-            others: further tensors that exist already and don't count.
+            tensors: its inputs by name, as leaves of the graph.
+            upstream: the gradient of the result, with which backward starts; random if it is left out.
+            kind: the class of observation for the gradients, which decides how close to our solution's they must be.
+            others: further tensors that exist before and don't count.
 
-        Returns: the tensors that each pass made and the most bytes of them alive at once, under "forward" and
-            "backward".
+        Returns: under "forward" and "backward", the largest tensors that the pass allocated, and the most bytes of
+            them that were alive at once.
         """
         leaves = [x.detach().clone().requires_grad_() for x in tensors.values()]
         file = self.functions.get("__file__", "")
@@ -366,14 +368,14 @@ class CaseRun:
         return {"forward": forward, "backward": backward}
 
     def see_peak(self, when: str, made: Largest, enough: int, repair: str, cause: str = "") -> None:
-        """Note, as a cost, how many bytes of what a pass made live at once.
+        """Record the peak of the bytes that a pass allocated, as a cost: fewer than ``enough`` are right too.
 
         Args:
             when: "forward" or "backward".
-            made: what that pass made, as ``makes`` returned it.
-            enough: how many bytes are right.
-            repair: what to do if there are more.
-            cause: what may be wrong in the code if there are more.
+            made: what ``makes`` measured in this pass.
+            enough: the most bytes that are right.
+            repair: if there are more, what the learner should do.
+            cause: if there are more, what may be the cause in the code.
         """
         words = f"in {when} {{found:,}} B live at once, where {{enough:,}} are enough. Most of it: {made.most()}"
         self.see_cost(words, max(enough, made.peak), repair, cause, f"the peak of {when}")
@@ -389,20 +391,20 @@ class CaseRun:
         others: Sequence[Tensor] = (),
         itself: bool = False,
     ) -> None:
-        """Run ``function(x, *weights)``, and note what it saves for backward.
+        """Run ``function(x, *weights)``, and record what it saves for backward.
 
-        Weights, ``others`` and generators' states don't count.  On a group other than all ranks in their order it does
-        nothing: there the bytes are the same.
+        Weights, ``others`` and states of random generators don't count.  On a subgroup it does nothing, because the
+        bytes are the same there.
 
         Args:
             function: the function under test.
             x: its input.
             weights: its weights.
-            what: the tensors that ours saves, in words.
-            repair: what to do if it saves more.
-            spare: how many bytes more than ours are right too.
+            what: the tensors that our solution saves, in words.
+            repair: if it saves more than that, what the learner should do.
+            spare: how many bytes more than our solution's are allowed.
             others: further tensors that don't count.
-            itself: whether it is wrong to save a copy of x in place of x itself.
+            itself: whether it is wrong to save a copy of x and not x.
         """
         if not self.group_name:
             saved = saved_bytes(function, x, weights, others, self.watching(), self.functions.get("__file__", ""))
@@ -411,10 +413,10 @@ class CaseRun:
 
 
 def name_of_subgroup(world: int) -> str:
-    """Name the group on which exercises are judged beside all ranks in their order.
+    """Return the name of the subgroup on which exercises are judged in addition to the group of all ranks.
 
-    If the number of ranks is even and above 2, each group has two of them (0 and 2 of 4, or 1 and 3); else the group
-    has all.  In each the last rank comes first.
+    Code that ignores its ``group`` argument is wrong there.  If the number of ranks is even and above 2, each subgroup
+    has half of them (of 4 ranks: 0 and 2, or 1 and 3); else it has all ranks.  Its ranks are in reverse order.
     """
     return f"2 of {world} ranks" if world % 2 == 0 and world > 2 else "the ranks in another order"
 
@@ -454,11 +456,12 @@ _WITH_GRAPH = Fault(
 
 @contextmanager
 def reached_once(inputs: Iterable[Tensor], fault_if_reached_twice: Fault = _WITH_GRAPH) -> Iterator[None]:
-    """Make a context for a backward pass, which raises Wrong if that pass comes to an input more than once.
+    """Make a context for a backward pass that raises Wrong if the pass reaches an input's graph node more than once.
 
     Args:
-        inputs: tensors that operations made, whose nodes in the graph are watched.
-        fault_if_reached_twice: what to raise; by default that a second run starts from inputs with their graph.
+        inputs: the inputs, which must not be leaves of the graph.
+        fault_if_reached_twice: the fault to raise; by default, that recomputation started from inputs that were not
+            detached.
     """
     reached = []
     for number, x in enumerate(inputs):
@@ -479,12 +482,12 @@ def reached_once(inputs: Iterable[Tensor], fault_if_reached_twice: Fault = _WITH
 
 
 def check_graph(result: Tensor, forward: Watch, prefix: str = "") -> None:
-    """Raise Wrong unless backward can run from a result, through everything that forward ran.
+    """Raise Wrong if a result has no autograd graph, or if forward ran a collective that autograd can't see.
 
     Args:
         result: what the function returned.
-        forward: what was noted while it ran.
-        prefix: words that say with which arguments it ran.
+        forward: the collectives that it ran.
+        prefix: words that describe the arguments, for the message.
     """
     if not result.requires_grad:
         symptom = f"{prefix}the result is right, but it has no graph, so nothing before it gets a gradient"
@@ -502,7 +505,7 @@ def check_graph(result: Tensor, forward: Watch, prefix: str = "") -> None:
 
 
 def check_waited(*seen: Watch) -> None:
-    """Raise Wrong if the handle of a collective was never waited for in one of these passes."""
+    """Raise Wrong if one of these passes started a collective with async_op=True and never waited for its handle."""
     for watch in seen:
         if watch.unwaited:
             raise Wrong(
@@ -513,7 +516,7 @@ def check_waited(*seen: Watch) -> None:
 
 
 def gives_no_gradient(backward: Watch) -> str:
-    """Say in words why a gradient may be None after this backward pass."""
+    """Return the likely reason, in words, why an input's gradient is None after this backward pass."""
     why = "backward returns None for it, or it is detached on the way, by .detach() or by nn.Parameter(…)"
     if not backward.collectives:
         return why

@@ -1,4 +1,4 @@
-"""Explain wrong results by collectives: what a rank can make out of all ranks' tensors, and which collectives ran."""
+"""Explain wrong results of collectives: what combination of the ranks' tensors a result is, which collectives ran."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ Parts = Sequence[Tensor]
 
 @dataclass(frozen=True)
 class Made:
-    """One way to make a rank's tensor out of the tensors of all ranks.
+    """One way in which a rank can combine the tensors of all ranks, such as their sum.
 
     Attributes:
-        words: what it is, to follow "is": "the sum over the ranks".
-        make: takes the ranks' tensors and this rank's number; returns the tensor.
-        names_ranks: whether the words say of which ranks it is made.
-        unlikely: whether any other way that gives the same tensor is likelier.
+        words: its name in a sentence that begins with "the result is": "the sum over the ranks".
+        make: takes the ranks' tensors and this rank's number; returns the combination.
+        names_ranks: whether the words name ranks.
+        unlikely: whether to prefer any other way that gives the same tensor.
     """
 
     words: str
@@ -65,7 +65,7 @@ _REDUCED = (
 
 
 def everything_made(parts: Parts) -> Iterator[Made]:
-    """Yield all ways to make a tensor that are tried: reducing, joining, sharding, and combinations of them.
+    """Yield the ways in which a learner's code may have combined the ranks' tensors: reduce, concatenate, shard, both.
 
     Args:
         parts: the tensors of all ranks.
@@ -103,15 +103,15 @@ def _every_t_th(whole: Made, dim: int) -> Made:
 
 
 def made_of(found: Tensor, parts: Parts, rank: int) -> list[tuple[str, Made]]:
-    """Find the ways in which a tensor can have been made out of the tensors of all ranks.
+    """Find the combinations of the ranks' tensors that equal a tensor, up to a factor.
 
     Args:
         found: the learner's tensor.
         parts: the tensors of all ranks.
         rank: the number of the rank that has ``found``.
 
-    Returns: for each way its words, with a factor if there is one ("twice the sum over the ranks"), and the way; the
-        likelier first.
+    Returns: pairs, the likelier first: the combination in words, with its factor ("twice the sum over the ranks"); and
+        the combination.
     """
     same, scaled = dict[str, Made](), dict[str, Made]()
     if len(parts) == 1 or found.numel() < 2 or not found.isfinite().all():
@@ -127,17 +127,18 @@ def made_of(found: Tensor, parts: Parts, rank: int) -> list[tuple[str, Made]]:
 
 
 def explain_parts(found: Tensor, parts: Parts, rank: int, right: Made, advice: Fault, ran: str = "") -> list[Fault]:
-    """Describe a wrong tensor by the ways in which it can have been made out of the tensors of all ranks.
+    """Describe a wrong tensor as a combination of the ranks' tensors.
 
     Args:
         found: the learner's tensor.
         parts: the tensors of all ranks.
         rank: the number of the rank that has ``found``.
-        right: how it should have been made.
-        advice: a fault with the cause and the repair to tell.
-        ran: the collective that the pass ran, in words, if it ran one whose result it should return; else "".
+        right: the combination that it should be.
+        advice: a fault with the cause and the repair to report.
+        ran: the collective that the pass ran, in words, if its result is what the pass should return; else "".
 
-    Returns: a fault for each way, whose symptom follows the tensor's name: "is twice …"; the likelier first.
+    Returns: a fault for each combination that it may be, the likelier first.  The symptom continues a sentence that
+        begins with the tensor's name: "is twice …".
     """
     should = f"it should be {right.words}"
     cause = f"{should}. {advice.cause[0].upper()}{advice.cause[1:]}" if advice.cause else should
@@ -152,16 +153,15 @@ def explain_parts(found: Tensor, parts: Parts, rank: int, right: Made, advice: F
 def collectives_fault(
     when: str, found: Sequence[Collective], wanted: Sequence[Collective], allowed_extra: Sequence[Collective] = ()
 ) -> Fault | None:
-    """Find what is wrong with the collectives of a pass.
+    """Compare the collectives of a pass with those of our solution.
 
-    Their order doesn't matter.  A reduce-scatter and an all-gather of the same tensor count as the all-reduce that they
-    make.
+    Their order doesn't matter.  A reduce-scatter and an all-gather of the same tensor count as one all-reduce.
 
     Args:
-        when: the pass, as a message calls it; it ends with "forward" or "backward".
+        when: the pass, in the words of a message; they end with "forward" or "backward".
         found: the collectives that ran.
-        wanted: those of our run.
-        allowed_extra: collectives that may run beside those.
+        wanted: the collectives of our solution.
+        allowed_extra: collectives that may run in addition.
 
     Returns: what is wrong, or None if nothing is.
     """
@@ -203,16 +203,16 @@ def text_of(collectives: Sequence[Collective]) -> str:
 
 
 def result_of(seen: Watch) -> str:
-    """Name the collective whose result a pass may return: "the all-reduce".
+    """Name the collective whose result a pass probably returns: "the all-reduce".
 
-    It is "" unless the pass ran exactly one kind of all-reduce, all-gather and reduce-scatter.
+    Returns: the name; "" if the pass ran none of all-reduce, all-gather and reduce-scatter, or several of them.
     """
     kinds = sorted({c.kind for c in seen.collectives} & {"all-reduce", "all-gather", "reduce-scatter"})
     return f"the {kinds[0]}" if len(kinds) == 1 else ""
 
 
 def assigned(seen: Watch) -> str:
-    """Say what to look for if a pass that ran a collective returned None: its own None was taken for the result.
+    """Return advice for a pass that ran a collective and then gave None: torch's collectives return None.
 
     Args:
         seen: the collectives that the pass ran.

@@ -1,6 +1,6 @@
-"""The command line of a lab: judge it, watch it, judge our solution, give a hint.
+"""The command line of a lab: judge the file once or at every save (--watch), judge our solution, or give a hint.
 
-Loads no torch: the judge's process does.
+This process doesn't import torch, so that it starts fast; the judge's process does.
 """
 
 import os

@@ -1,4 +1,6 @@
-"""Compare what a learner's function returns with what is right: equal up to rounding, or different in which way."""
+"""Compare what a learner's function returned with the right value: is it equal up to rounding, and if not, how does
+it differ?
+"""
 
 import math
 import operator
@@ -25,8 +27,8 @@ def close(found: Tensor, expected: Tensor, tolerance: float = ROUNDING) -> bool:
     Args:
         found: the learner's tensor, of any shape and dtype.
         expected: what it should be.
-        tolerance: the largest difference of two values, as a share of the largest expected value, or of 1 if that is
-            larger.
+        tolerance: the largest allowed difference of two values, relative to the largest expected value or to 1,
+            whichever is larger.
     """
     if found.shape != expected.shape:
         return False
@@ -35,29 +37,29 @@ def close(found: Tensor, expected: Tensor, tolerance: float = ROUNDING) -> bool:
 
 
 def summed(tensors: Iterable[Tensor]) -> Tensor:
-    """Add up tensors, one of each rank."""
+    """Return the elementwise sum of the ranks' tensors."""
     return reduce(torch.add, tensors)
 
 
 def grad_of(tensor: Tensor) -> Tensor:
-    """Return a tensor's gradient, where a backward pass of ours has just left one."""
+    """Return ``tensor.grad``, which a backward pass of our own code has just set (so it isn't None)."""
     assert tensor.grad is not None
     return tensor.grad
 
 
 def dtype_name(x: Tensor | torch.dtype) -> str:
-    """Name a dtype, or a tensor's dtype, without ``torch.``: "float32"."""
+    """Return the name of a dtype, or of a tensor's dtype, without ``torch.``: "float32"."""
     return str(x.dtype if isinstance(x, Tensor) else x).removeprefix("torch.")
 
 
 def check_plain_tensor(what: str, found: Any) -> Tensor:
-    """Detach a tensor that a learner's function returned.
+    """Check that a learner's function returned a plain tensor, and return it detached.
 
     Args:
         what: its name, for the error's message.
-        found: what was returned.
+        found: what the function returned.
 
-    Raises: Wrong unless it is a plain tensor: None, a DTensor and other types are not.
+    Raises: Wrong if that is None, a DTensor or anything else but a plain tensor.
     """
     if found is None:
         raise Wrong(f"{what} is None", "is a return missing?")
@@ -72,14 +74,14 @@ def check_plain_tensor(what: str, found: Any) -> Tensor:
 
 
 def check_tensors(found: Any, names: str, count: int = 2) -> Sequence[Tensor]:
-    """Return what a learner's function returned, if it is several tensors.
+    """Check that a learner's function returned several tensors, and return them.
 
     Args:
-        found: what was returned.
+        found: what the function returned.
         names: the tensors' names, in words.
-        count: how many they should be.
+        count: how many tensors it should have returned.
 
-    Raises: Wrong unless it is a tuple or a list of so many tensors.
+    Raises: Wrong unless that is a tuple or a list of ``count`` tensors.
     """
     if isinstance(found, (tuple, list)) and [isinstance(part, Tensor) for part in found] == [True] * count:
         return found
@@ -87,11 +89,11 @@ def check_tensors(found: Any, names: str, count: int = 2) -> Sequence[Tensor]:
 
 
 def another_kind(expected: str, found: object) -> Wrong:
-    """Make the exception for a result of the wrong type.
+    """Make the Wrong exception for a result of the wrong type, for the caller to raise.
 
     Args:
         expected: the right type, in words: "a list".
-        found: what was returned.
+        found: what the learner's function returned.
     """
     advice = "is a return missing?" if found is None else ""
     if isinstance(found, Iterator):
@@ -100,13 +102,13 @@ def another_kind(expected: str, found: object) -> Wrong:
 
 
 def check_whole_number(what: str, value: Any) -> int:
-    """Return a whole number that a learner's function returned, as an int.  It may be numpy's or torch's.
+    """Check that a learner's function returned a whole number, of Python, numpy or torch, and return it as an int.
 
     Args:
         what: its name, for the error's message.
-        value: what was returned.
+        value: what the function returned.
 
-    Raises: Wrong unless it is a whole number, and not absurdly large.
+    Raises: Wrong unless that is a whole number, and not absurdly large.
     """
     if value is None:
         raise Wrong(f"{what} is None", "is a return missing?")
@@ -129,10 +131,11 @@ def difference(found: Tensor, expected: Tensor, t: int = 1, sizes: Collection[in
     Args:
         found: a tensor that isn't close to ``expected``.
         expected: what it should be.
-        t: how many ranks there are, which may explain a factor.
-        sizes: how many elements a mean may have been taken over by mistake.
+        t: how many ranks there are: a wrong factor may be a power of t.
+        sizes: numbers of elements: a wrong factor may be 1/n, if a mean over n elements was taken by mistake.
 
-    Returns: a fault whose symptom follows the tensor's name in a sentence: "has shape …", "is twice what …".
+    Returns: a fault.  Its symptom continues a sentence that begins with the tensor's name: "has shape …", "is twice
+        what …".
     """
     if found.shape != expected.shape:
         transposed = found.dim() == 2 and close(found.t(), expected)
@@ -163,7 +166,7 @@ def difference(found: Tensor, expected: Tensor, t: int = 1, sizes: Collection[in
 
 
 def is_mean(ratio: float, sizes: Collection[int]) -> bool:
-    """Return whether ``ratio`` is 1/n for one of the numbers of elements n in ``sizes``."""
+    """Return whether ``ratio`` is 1/n for one of the numbers n in ``sizes``, as after a mean over n elements."""
     return any(math.isclose(ratio * n, 1) for n in sizes if n > 1)
 
 
@@ -177,11 +180,11 @@ def factor(found: Tensor, expected: Tensor) -> float | None:
 
 
 def times(ratio: float, t: int = 1) -> str:
-    """Write a factor in words that "what it should be" can follow: "twice", "1/3 of", "1/t (here 1/4) of".
+    """Write a factor in words, to be followed by "what it should be": "twice", "1/3 of", "1/t (here 1/4) of".
 
     Args:
         ratio: the factor.
-        t: how many ranks there are; with more than one, powers of t are called so.
+        t: how many ranks there are; if more than one, a power of t is written with the letter t.
     """
     named = {-1.0: "the negative of", 0.5: "half", 2.0: "twice"}
     if t > 1:

@@ -1,6 +1,7 @@
-"""What a lab and its exercises are made of: what is asked, where it is explained, the hints, and the stated mistakes.
+"""The data of labs and exercises: the function to write, the chapter that explains it, hints, and stated mistakes.
 
-A stated mistake is one that we expect of a learner.  It is written as an edit of our solution.  Loads no torch.
+A stated mistake is one that we expect learners to make.  It is written as an edit of our solution.  This module doesn't
+import torch.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from actmem.config import ConfigError
 
 @cache
 def hints() -> dict[str, tuple[str, ...]]:
-    """Read the hints of all exercises from ``hints.md``, where they are the items of a list below each heading.
+    """Read the hints of all exercises from ``hints.md``, which has a list of hints below each exercise's heading.
 
-    Returns: by the exercise's number, its hints, from a nudge to nearly the answer.
+    Returns: by the exercise's number ("2.1"), its hints, the vaguest first; the last is nearly the answer.
     """
     text = (Path(__file__).parent / "hints.md").read_text(encoding="utf-8")
     _, *parts = re.split(r"^## (\S+).*", text, flags=re.MULTILINE)
@@ -29,16 +30,16 @@ def hints() -> dict[str, tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class Exercise:
-    """A function to write, and how it is judged.
+    """An exercise: a function to write, and how it is judged.
 
     Attributes:
-        number: as "2.1".
-        function: its name.
-        section: the heading of the section that explains it.
-        case: the name of its case in the lab's file of cases; "" if it is the function's name.
-        seconds: if a rank works on it for longer, it is taken to be stuck.
-        takes_group: whether the function is given a process group.  It is then judged on several groups.
-        chapter: the notebook that the section is in; "" if it is the lab's.
+        number: its number, such as "2.1".
+        function: the function's name.
+        section: the heading of the chapter's section that explains it.
+        case: the name of its case in the lab's file of cases; "" if that is the function's name.
+        seconds: a rank that works on it for longer counts as stuck.
+        takes_group: whether the function takes a process group.  It is then judged on several groups.
+        chapter: the notebook that has the section; "" if it is the lab's chapter.
     """
 
     number: str
@@ -52,16 +53,16 @@ class Exercise:
 
 @dataclass(frozen=True)
 class Lab:
-    """A lab.
+    """A lab: a file with several exercises.
 
     Attributes:
         name: its file's name without ``.py``.
-        title: as it is printed.
+        title: its title, as printed.
         chapter: the notebook that explains it, without ``.ipynb``.
-        exercises: in their order.
-        one_process: whether it runs without ranks and process groups.
-        fewest_virtual: it is judged on at least so many virtual ranks, because on fewer some mistake changes nothing.
-        mistakes: the stated mistakes by exercise's number, the likelier first.
+        exercises: its exercises in order.
+        one_process: whether it needs no ranks and no process groups.
+        fewest_virtual: the fewest virtual ranks on which it can be judged; on fewer, some mistake has no effect.
+        mistakes: the stated mistakes by the exercise's number, the likelier first.
     """
 
     name: str
@@ -76,8 +77,8 @@ class Lab:
         """Return some of the exercises.
 
         Args:
-            numbers: theirs; an empty list stands for all.
-            argument: the option that the numbers were given by, for the error's message.
+            numbers: the numbers of the exercises; an empty list stands for all.
+            argument: the command-line option with these numbers, for the error's message.
 
         Raises: ConfigError on an unknown number.
         """
@@ -91,19 +92,19 @@ class Lab:
 
 
 class Mistake:
-    """A stated mistake.
+    """A mistake that we expect learners to make, so that the judge can name it (a stated mistake).
 
     Args:
-        cause: what in the code is wrong, in a learner's words.
-        repair: what to do; "" if the cause says it.
-        edits: ways to write the mistake.  Each maps pieces of our solution's text to what stands in place of them.
+        cause: what is wrong in the code, in words for the learner.
+        repair: what the learner should do; "" if the cause says it already.
+        edits: ways to make the mistake in our solution: each maps pieces of its source text to their replacements.
     """
 
     def __init__(self, cause: str, repair: str, *edits: Mapping[str, str]):
         self.cause, self.repair, self.edits = cause, repair, edits
 
     def sources(self, solution: str) -> Iterator[str]:
-        """Yield the text of our solution after each of the edits."""
+        """Yield the source text of our solution once for each of the edits, with the edit applied."""
         for edit in self.edits:
             edited = solution
             for old, new in edit.items():
@@ -113,35 +114,35 @@ class Mistake:
 
 
 def replacing(old: str, *mistakes: tuple[str, str, str]) -> list[Mistake]:
-    """Make mistakes that each put something else in place of the same piece of our solution.
+    """Make several mistakes that all replace the same piece of our solution's source text.
 
     Args:
-        old: the piece of our solution's text.
-        mistakes: the cause, the repair and the new piece of each.
+        old: the piece.
+        mistakes: for each mistake a tuple: its cause, its repair, and what replaces the piece.
     """
     return [Mistake(cause, repair, {old: new}) for cause, repair, new in mistakes]
 
 
 def ways(old: str, *new: str) -> list[Mapping[str, str]]:
-    """Make edits of our solution that are each one way to make the same mistake.
+    """Make several edits of our solution that are different ways to make one mistake.
 
     Args:
-        old: the piece of our solution's text that is replaced.
-        new: what each edit puts in its place.
+        old: the piece of our solution's source text that all of them replace.
+        new: for each edit, what replaces it.
 
-    Returns: for each way, the edit as ``Mistake`` takes it: the new piece by the old one.
+    Returns: the edits, in the form that ``Mistake`` takes: {old: new}.
     """
     return [{old: text} for text in new]
 
 
 def names_of(source: str, file: str) -> dict | None:
-    """Run the text of an edited solution.
+    """Execute the source text of an edited solution.
 
     Args:
         source: the text.
-        file: what the solution takes for its own file.
+        file: the path that it gets as its ``__file__``.
 
-    Returns: the names that it defines; None if it raises.
+    Returns: the names that it defines, with their values; None if it raises.
     """
     names = {"__name__": "edited", "__file__": file}
     try:

@@ -1,4 +1,4 @@
-"""Judge the exercises of a learner's file, each on all virtual ranks, and put into words what the ranks raised."""
+"""Judge the exercises of a learner's file on virtual ranks, and turn what happened on each rank into one verdict."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ class Judge:
 
     Args:
         lab: the file's lab.
-        spaces: for each rank, the names that the file has defined there; each rank has run the file by itself.
-        progress: called while an exercise is judged, so that somebody sees that the judge is at work.
+        spaces: for each rank, the names that the file has defined there (the file runs once per rank).
+        progress: called from time to time, so that the parent process knows that the judge is alive.
 
     Attributes:
-        texts: the text of each name's definition.
+        texts: the source text of each definition in the file, by its name.
         ranks: the virtual ranks.
         one: a single virtual rank, for exercises without collectives.
-        passed: names of functions that are known to be right.
-        endless: names of functions that don't come to an end.
+        passed: names of functions that have passed.
+        endless: names of functions that ran too long in an earlier attempt.
     """
 
     def __init__(self, lab: Lab, spaces: list[dict], progress: Callable[[], None] = lambda: None):
@@ -57,14 +57,15 @@ class Judge:
 
     @property
     def running(self) -> VirtualRank | None:
-        """The virtual rank whose turn it is, if a case runs."""
+        """The virtual rank that is executing now; None if no case runs."""
         return self.one.running or self.ranks.running
 
     def judge(self, exercise: Exercise) -> Verdict:
         """Judge an exercise on all ranks.
 
-        If its function uses functions of other exercises that haven't passed, ours run in their place, so that only its
-        own mistakes count.  If it is right then, its status is "blocked" until those others pass.
+        If the function calls functions of other exercises that haven't passed, our solution's functions run in their
+        place, so that only mistakes of this exercise count.  If it is right then, its status is "blocked" until the
+        other exercises pass.
         """
         self._judged.add(exercise.number)
         for other in self._unproven(exercise):  # it may be right, and nobody asked for its verdict yet
@@ -84,7 +85,7 @@ class Judge:
         return verdict
 
     def know(self, exercise: Exercise, verdict: Verdict) -> None:
-        """Take over a verdict of an exercise whose text hasn't changed since."""
+        """Accept an earlier verdict for an exercise whose source text hasn't changed, so that it isn't judged again."""
         self._judged.add(exercise.number)
         if verdict.status == PASSED:
             self.passed.add(exercise.function)
@@ -97,7 +98,7 @@ class Judge:
         return [others[name] for name in others if name in names_used_by(space.get(exercise.function), space, others)]
 
     def reads(self, exercise: Exercise) -> list[str]:
-        """List the texts of an exercise's function and of everything in the file that it uses."""
+        """List the source texts on which a verdict depends: of the exercise's function, and of all that it uses."""
         names = self.spaces[0]
         used = {exercise.function, *names_used_by(names.get(exercise.function), names)}
         return [self.texts.get(name, "") for name in sorted(used)]
@@ -143,11 +144,11 @@ class Judge:
 
 
 def verdict_of(exercise: Exercise, found: Sequence[Outcome | None]) -> Verdict:
-    """Make one verdict out of what each rank found.
+    """Combine the ranks' outcomes to one verdict.
 
     Args:
         exercise: the exercise that was judged.
-        found: for each rank, its outcome; None if it stopped because another rank did.
+        found: each rank's outcome; None for a rank that stopped because another one did.
     """
     outcomes = [outcome for outcome in found if outcome is not None]
     worst = max(outcomes, key=lambda outcome: _RANKING.index(outcome.status), default=None)
@@ -161,12 +162,13 @@ def verdict_of(exercise: Exercise, found: Sequence[Outcome | None]) -> Verdict:
 
 
 def verdict_with(exercise: Exercise, status: str, finding: Fault, where: str = "") -> Verdict:
-    """Make the verdict that tells a learner what is wrong.
+    """Make an exercise's verdict, with the symptom, cause and repair of a fault as its explanation.
 
     Args:
-        status: PASSED, WRONG, ERROR or OPEN.
-        finding: what is wrong.
-        where: file and line, or "".
+        exercise: the exercise.
+        status: PASSED, WRONG, ERROR or OPEN (not written yet).
+        finding: what is wrong; an empty fault, ``Fault("")``, if the exercise has passed.
+        where: file and line of the error, or "".
     """
     return Verdict(exercise.number, exercise.function, status, finding.symptom, where, finding.cause, finding.repair)
 
@@ -176,14 +178,14 @@ _RANKING = (PASSED, WRONG, ERROR, OPEN)
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one rank found.
+    """How the run of a case ended on one rank.
 
     Attributes:
         rank: the rank's number.
         status: PASSED, WRONG, ERROR or OPEN.
         finding: what is wrong, if anything is.
-        where: file and line, or "".
-        everywhere: whether the finding is about all ranks, so that its words needn't name this rank.
+        where: file and line of the error, or "".
+        everywhere: whether the finding concerns all ranks, so that the message need not name this one.
     """
 
     rank: int
@@ -194,13 +196,13 @@ class Outcome:
 
 
 def outcome_of(exercise: Exercise, functions: dict, rank: int, error: BaseException | None) -> Outcome | None:
-    """Interpret how a rank's run of a case ended.
+    """Turn the exception that ended a rank's run into an outcome.
 
     Args:
         exercise: the exercise that was judged.
-        functions: the names of the learner's file.
+        functions: the names that the learner's file defines.
         rank: the rank's number.
-        error: the exception that ended the run; None if nothing did.
+        error: the exception; None if the run ended without one.
 
     Returns: the rank's outcome; None if it stopped because another rank did.
     """
@@ -216,11 +218,11 @@ def outcome_of(exercise: Exercise, functions: dict, rank: int, error: BaseExcept
 
 
 def on_another_group(name: str, verdict: Verdict) -> Fault:
-    """Describe an answer that is right on all ranks in their order, and wrong on another group.
+    """Describe the fault of an answer that is right on the group of all ranks and wrong on a subgroup.
 
     Args:
-        name: the other group's name.
-        verdict: what is wrong there.
+        name: the subgroup's name.
+        verdict: the verdict on the subgroup.
     """
     cause = "the number of ranks, the rank or a collective is that of all ranks, not of group"
     repair = (
@@ -294,8 +296,8 @@ def names_used_by(function: object, functions: dict, but_not: Container[str] = (
 
     Args:
         function: the function, or a class.
-        functions: the names of the learner's file.
-        but_not: names whose own definitions aren't looked into.
+        functions: the names that the learner's file defines.
+        but_not: names whose definitions are not followed further.
     """
     used: set[str] = set()
     pending = [function]

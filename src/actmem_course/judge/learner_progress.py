@@ -1,8 +1,8 @@
-"""Remember what a learner has done in all labs.
+"""Remember a learner's progress in all labs.
 
-That is which exercises have passed, what the learner has been told about those that are wrong, and which hints were
-given.  For files in ``my/`` it is kept in ``my/.progress.json``, so each clone has its own; for files elsewhere it is
-kept in the user's cache folder.  Loads no torch.
+Remembered are the exercises that have passed, what the learner has been told about wrong ones, and the hints given.
+The progress of files in ``my/`` is stored in ``my/.progress.json``, so each clone has its own; that of other files in
+the user's cache folder.  This module doesn't import torch.
 """
 
 import json
@@ -18,17 +18,17 @@ from actmem_course.judge.verdict import ERROR, PASSED, SKIPPED, WRONG, Verdict
 
 
 class LearnerProgress:
-    """What a learner has done, as the file says it; methods that change it write the file.
+    """A learner's progress, read from its file; methods that change it write the file again.
 
     Args:
-        script: the learner's file that is judged, which decides where this is kept.
+        script: the learner's file that is judged; its folder decides where the progress is stored.
 
     Attributes:
-        path: the file that this is kept in.
+        path: the file with the progress.
         passed: numbers of exercises that have passed.
-        hints: how many hints of each exercise were given, by its number.
-        wrong: for each exercise whose latest verdict was wrong, by its number: symptom, cause, repair, and how many of
-            cause and repair the learner was told.
+        hints: how many hints were given, by the exercise's number.
+        wrong: for exercises whose latest verdict was wrong, by number: symptom, cause, repair, and how many of the last
+            two the learner has been told (0, 1 or 2).
     """
 
     def __init__(self, script: Path):
@@ -41,7 +41,7 @@ class LearnerProgress:
         self.wrong: dict[str, list] = progress.get("wrong", {})
 
     def note(self, verdicts: Iterable[Verdict]) -> None:
-        """Remember which exercises have passed, and which no longer do.  Those that weren't judged stay as they are."""
+        """Store which of the judged exercises have passed and which no longer pass.  Others stay as they were."""
         for verdict in verdicts:
             if verdict.status == PASSED:
                 self.passed.add(verdict.exercise)
@@ -51,13 +51,15 @@ class LearnerProgress:
         self._write()
 
     def tell(self, verdict: Verdict, unchanged: bool = False, everything: bool = False) -> list[str]:
-        """Decide what the learner is told about a verdict beside its symptom, and remember it.
+        """Decide how much to tell the learner about a verdict in addition to its symptom, and store that.
 
-        The first time it is nothing, when the same verdict comes again the cause, and then the repair too.
+        The first time it is nothing.  When the same verdict comes a second time it is the cause, and then the repair
+        too.
 
         Args:
-            verdict: of one exercise.
-            unchanged: whether it is an earlier verdict of text that hasn't changed, which doesn't count as once more.
+            verdict: the verdict on one exercise.
+            unchanged: whether the exercise's text hasn't changed since this verdict was given; then it isn't counted
+                as coming again.
             everything: whether to tell cause and repair at once.
 
         Returns: the lines to tell.
@@ -73,12 +75,12 @@ class LearnerProgress:
         return verdict.why[:told]
 
     def next_hints(self, exercise: Exercise) -> list[str]:
-        """Give one more hint for an exercise.
+        """Give one more hint for an exercise, and store that.
 
-        They come in this order: the first hint, which asks a question; cause and repair of the latest verdict, if it
-        was wrong; then the other hints, the last of which is nearly the answer.
+        The order is: the first hint, which asks a question; cause and repair of the latest verdict, if it was wrong;
+        then the other hints, the last of which is nearly the answer.
 
-        Returns: everything that was given before, and the next one.
+        Returns: the hints given so far, with the new one.
         """
         *symptom, cause, repair, told = self.wrong.get(exercise.number) or ["", "", 0]
         why = Verdict(exercise.number, exercise.function, WRONG, cause=cause, repair=repair).why
@@ -114,5 +116,5 @@ class LearnerProgress:
 
 
 def reading(lab: Lab, exercise: Exercise) -> str:
-    """Name, in words, the notebook and the section that explain an exercise: ``notebooks/….ipynb, “…”``."""
+    """Return the notebook and the section that explain an exercise, as text: ``notebooks/….ipynb, “…”``."""
     return f"notebooks/{exercise.chapter or lab.chapter}.ipynb, “{exercise.section}”"

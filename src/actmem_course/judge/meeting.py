@@ -1,4 +1,4 @@
-"""Where virtual ranks meet in a collective: what each brings, what each takes away, and what if they don't match."""
+"""One collective among virtual ranks: the ranks' inputs, their outputs, and the message if the calls don't match."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,27 +20,33 @@ RETURNED = "returned"
 
 
 def name_of(op: Any) -> str:
-    """Name a reduction of torch.distributed: "SUM"."""
+    """Return the name of a reduction of torch.distributed (``ReduceOp``): "SUM"."""
     return getattr(getattr(op, "op", op), "name", "")
 
 
 def reduced(parts: list[Tensor], op: Any) -> Tensor:
-    """Reduce the ranks' tensors to one by an operation of torch.distributed, as ``ReduceOp.SUM``."""
+    """Reduce the ranks' tensors to one.
+
+    Args:
+        parts: the tensor of each rank.
+        op: the reduction, such as ``ReduceOp.SUM``.
+    """
     total = reduce(_REDUCE[name_of(op)], parts)
     return total / len(parts) if name_of(op) == "AVG" else total
 
 
 @dataclass
 class Meeting:
-    """One collective of one group, in which its ranks meet.
+    """One collective of one group, for which each rank waits until all ranks have called it.
 
     Attributes:
-        size: how many ranks must come.
-        make: takes what the ranks brought, by rank; returns what each takes away.
-        brought: what each rank brought, by its number in the group.
-        calls: what each rank is about to do: the collective's kind, elements, dtype, further arguments, and the line.
-        made: what each rank takes away; None until all have come.
-        wrong: raised on every rank if what they are about to do doesn't match.
+        size: how many ranks must call it.
+        make: computes the collective: takes the ranks' inputs in a list, returns the ranks' outputs in a list.
+        brought: each rank's input tensors, by its number in the group.
+        calls: each rank's call, by its number in the group: kind of collective, number of elements, dtype, further
+            arguments, and the line of code.
+        made: each rank's output; None until all ranks have called.
+        wrong: the exception that every rank raises if the ranks' calls don't match.
     """
 
     size: int
@@ -52,17 +58,17 @@ class Meeting:
 
     @property
     def over(self) -> bool:
-        """Whether all ranks have come."""
+        """Whether all ranks have called the collective."""
         return self.made is not None or self.wrong is not None
 
     def join(self, rank: int, call: tuple, brought: Any, numbers: Sequence[int]) -> None:
-        """Let a rank come to the meeting; the last one makes what all take away.
+        """Record one rank's call.  The call of the last rank computes the outputs of all.
 
         Args:
-            rank: its number in the group.
-            call: what it is about to do: the collective's kind, elements, dtype, further arguments, and the line.
-            brought: the tensors that it brings.
-            numbers: for each rank of the group, its number among all ranks.
+            rank: the rank's number in the group.
+            call: its call, as in ``calls``.
+            brought: its input tensors.
+            numbers: the numbers of the group's ranks among all ranks, for the message if calls don't match.
         """
         self.brought[rank], self.calls[rank] = brought, call
         if len(self.calls) < self.size:
@@ -76,10 +82,12 @@ class Meeting:
 
 
 def mismatch(calls: dict[int, tuple]) -> str:
-    """Say in words how ranks that meet don't match: in the collective, its arguments or its tensors.
+    """Say in words how the ranks' calls of one collective differ: in its kind, its arguments or its tensors.
 
     Args:
-        calls: what each rank is about to do, by its number, as ``Meeting.calls`` has it.
+        calls: each rank's call (as in ``Meeting.calls``), by the rank's number.
+
+    Returns: the message; "" if all calls match.
     """
     if len({call[0] for call in calls.values()}) > 1:
         return deadlock(calls)
@@ -92,10 +100,10 @@ def mismatch(calls: dict[int, tuple]) -> str:
 
 
 def deadlock(calls: dict[int, tuple]) -> str:
-    """Say in words what each rank waits in, where no rank can go on.
+    """Say in words in which collective each rank waits, when all of them wait and none can continue.
 
     Args:
-        calls: for each rank, by its number, a tuple that begins with the collective's kind and ends with the line.
+        calls: by the rank's number, a tuple whose first item is the kind of collective and whose last is the line.
     """
     ranks_at: dict[tuple[str, str], list[int]] = {}
     for rank, (kind, *_, line) in sorted(calls.items()):

@@ -1,6 +1,7 @@
-"""Judge one exercise: run its case, compare the learner's run with ours, and find the stated mistake that explains it.
+"""Judge one exercise: run its case with the learner's code and with ours, compare, and name the mistake.
 
-A mistake explains a learner's run if our solution, edited so that it makes the mistake, does the same on every rank.
+A stated mistake explains a learner's run if our solution, edited so that it makes this mistake, gives the same
+observations on every rank.
 """
 
 import inspect
@@ -31,9 +32,10 @@ class ExerciseJudge:
     """Judges one exercise on virtual ranks.
 
     Args:
-        exercise: the one that is judged.
+        exercise: the exercise.
         ranks: the virtual ranks.
-        progress: called after each stated mistake that is tried, so that somebody sees that the judge is at work.
+        progress: called after each stated mistake that was tried, so that the parent process knows that the judge is
+            alive.
     """
 
     def __init__(self, exercise: Exercise, ranks: VirtualRanks, progress: Callable[[], None]):
@@ -41,11 +43,11 @@ class ExerciseJudge:
         self.module = solution_module(lab_of(exercise).name)
 
     def groups(self) -> list[str]:
-        """Name the process groups on which the case runs; "" stands for all ranks in their order."""
+        """Return the names of the process groups on which the case runs; "" is the group of all ranks."""
         return ["", name_of_subgroup(self.ranks.size)] if self.exercise.takes_group and self.ranks.size > 1 else [""]
 
     def ours(self, group: str) -> RunOutcome:
-        """Run the case with our own solution on a group, or return that run if it was made before."""
+        """Run the case with our own solution on a group; each group is run once and then cached."""
         key = self.exercise.number, self.ranks.size, group
         if key not in _OURS:
             outcome = self.run([vars(self.module)] * self.ranks.size, group)
@@ -59,9 +61,9 @@ class ExerciseJudge:
         """Run the case on every rank of a group.
 
         Args:
-            spaces: for each rank, the names of the file that is judged.
+            spaces: for each rank, the names that the judged file defines.
             group: the group's name, one of ``groups()``.
-            reference: a run to compare with: this one ends on a rank as soon as it sees something else there.
+            reference: another run; a rank stops as soon as one of its observations differs from that run's.
         """
         runs: list[CaseRun | None] = [None] * self.ranks.size
 
@@ -77,13 +79,13 @@ class ExerciseJudge:
         return RunOutcome([run.seen if run else {} for run in runs], errors, remark)
 
     def diagnosis(self, learners: RunOutcome, group: str) -> tuple[Fault | None, Mistake | None]:
-        """Compare the learner's run with ours.
+        """Compare the learner's run with that of our solution.
 
         Args:
             learners: the learner's run on this group.
             group: the group's name.
 
-        Returns: what is wrong, or None if nothing differs from ours; and the stated mistake that explains it, or None.
+        Returns: what is wrong, or None if nothing differs; and the stated mistake that explains it, or None.
         """
         # A run that saw nothing, only raised, has nothing that could be compared with ours.
         ours = self.ours(group) if any(learners.seen) else learners
@@ -103,16 +105,16 @@ class ExerciseJudge:
     def matching_mistakes(
         self, learners: RunOutcome, wrong: Sequence[str], group: str
     ) -> tuple[Mistake | None, Mistake | None]:
-        """Find stated mistakes that do what the learner's answer does.
+        """Find the stated mistake that gives the same observations as the learner's answer.
 
         Args:
             learners: the learner's run.
-            wrong: the names of the observations in which it differs from ours, as ``differences`` orders them; empty
-                if it only raised.
-            group: one of ``groups()``.
+            wrong: names of the observations that differ from our solution's, in the order of ``differences``; empty if
+                the run only raised an exception.
+            group: the group of that run, one of ``groups()``.
 
-        Returns: (mistake, None) for the first mistake whose run equals the learner's. Without one, (None, the first
-            mistake that makes ``wrong[0]`` wrong in the same way, or None).
+        Returns: two items.  If a mistake gives the same run, the first such mistake, and None.  Else None, and the
+            first mistake that gives the same wrong value of ``wrong[0]`` (or None).
         """
         first_match: Mistake | None = None
         solution = inspect.getsource(self.module)

@@ -1,7 +1,7 @@
-"""What a rank sees while a case runs.
+"""Observations: what a case records on a rank, such as a result, a gradient, saved bytes or collectives.
 
-There is a class for each kind of observation.  It knows when a learner's observation is right beside ours, and
-describes how it is wrong.
+Each kind of observation has a class.  It decides whether the learner's observation is right, by comparing it with that
+of our solution, and describes what is wrong with it.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ RESULT = "the result"
 
 @dataclass
 class RunOutcome:
-    """What came of a run of a case on all ranks.
+    """The outcome of one run of a case on all ranks.
 
     Attributes:
         seen: for each rank, its observations by name.
         errors: for each rank, the exception that ended its run, or None.
-        remark: what the case has to say about a right answer.
+        remark: a text that the case returned, shown if the answer is right.
     """
 
     seen: list[dict[str, Observation]]
@@ -51,13 +51,13 @@ class RunOutcome:
     remark: str = ""
 
     def values(self, name: str) -> list:
-        """List every rank's value of one observation; None for a rank whose run ended before."""
+        """Return one observation's value on every rank; None for a rank whose run ended before it."""
         return [of_rank[name].value if name in of_rank else None for of_rank in self.seen]
 
 
 @dataclass(frozen=True)
 class BesideOurs:
-    """One observation of one rank, in the learner's run and in ours.
+    """One observation on one rank, from the learner's run and from our solution's, with the other ranks' values.
 
     Attributes:
         found: the learner's run.
@@ -82,25 +82,26 @@ class BesideOurs:
         return len(self.found.seen)
 
     def everyone(self) -> list:
-        """List the value of every rank in the learner's run."""
+        """Return the observation's value on every rank in the learner's run."""
         return self.found.values(self.name)
 
     def rights(self) -> list:
-        """List the value of every rank in our run."""
+        """Return the observation's value on every rank in our solution's run."""
         return self.right.values(self.name)
 
 
 @dataclass
 class Observation:
-    """One thing that a rank saw.
+    """One thing that a case recorded on one rank.
 
-    The learner's observation is judged by ours of the same name: ``accepts`` and ``describe`` are methods of ours.
+    To judge a learner's observation, ``accepts`` and ``describe`` are called on our solution's observation of the same
+    name.
 
     Attributes:
-        name: what it is, as a message calls it.
-        value: what was seen.
-        repair: what to do if it is wrong.
-        cause: what may be wrong in the code if it is wrong.
+        name: what it is, in the words of a message.
+        value: the recorded value.
+        repair: if it is wrong, what the learner should do.
+        cause: if it is wrong, what may be the cause in the code.
     """
 
     name: str
@@ -115,15 +116,15 @@ class Observation:
     of_all_ranks: ClassVar[bool] = False
 
     def same_as(self, other: Observation | None) -> bool:
-        """Return whether another run saw the same, right or wrong.
+        """Return whether another run recorded the same value, be it right or wrong.
 
         Args:
-            other: what it saw under this name; None if nothing.
+            other: that run's observation of the same name; None if it has none.
         """
         return other is not None and type(self.value) is type(other.value) and bool(self.value == other.value)
 
     def accepts(self, both: BesideOurs) -> bool:
-        """Return whether the learner's observation is right beside this one, which is ours.
+        """Return whether the learner's observation is right, compared with this one (ours).
 
         Args:
             both: the two observations, and those of all ranks.
@@ -131,22 +132,22 @@ class Observation:
         return bool(both.own.value == self.value)
 
     def describe(self, both: BesideOurs) -> list[Fault]:
-        """Describe in which ways the learner's observation is wrong beside this one, which is ours.
+        """Describe how the learner's observation is wrong, compared with this one (ours).
 
         Args:
             both: the two observations, and those of all ranks.
 
-        Returns: possible faults, the likelier first.
+        Returns: possible descriptions, the likelier first.
         """
         raise NotImplementedError
 
 
 @dataclass
 class ValueSeen(Observation):
-    """A number, a shape or a truth value, of which one is right.
+    """A number, a shape or a boolean that is right only if it equals our solution's.
 
     Attributes:
-        meaning: for a number, the sum or product that gives it, in words; "" if that isn't known.
+        meaning: for a number, how it is computed, in words; "" if that isn't known.
     """
 
     meaning: str = ""
@@ -162,7 +163,7 @@ class ValueSeen(Observation):
 
 
 class Clue(Observation):
-    """Something that is right in many ways, such as an order; it only helps to tell one mistake from another."""
+    """A value of which many are right, such as an order of actions.  It only helps to tell stated mistakes apart."""
 
     def accepts(self, both: BesideOurs) -> bool:
         return True
@@ -170,13 +171,13 @@ class Clue(Observation):
 
 @dataclass
 class Cost(Observation):
-    """A number that is right if it is no larger than ours.
+    """A number that is right if it is no larger than our solution's.
 
-    In ``words``, ``repair`` and ``cause``, "{found}" stands for the learner's number and "{enough}" for ours.
+    In ``words``, ``repair`` and ``cause``, "{found}" stands for the learner's number and "{enough}" for our solution's.
 
     Attributes:
-        words: the symptom; "" for the observation's name.
-        right: a clause on what is right although this number is too large.
+        words: the message if the number is too large; "" for the observation's name.
+        right: the start of that message: what is right nevertheless, such as "the numbers are right".
     """
 
     is_cost, tells_apart = True, False
@@ -197,12 +198,12 @@ class Cost(Observation):
 
 @dataclass
 class SavedForBackward(Observation):
-    """What a function saves for backward: the value is a ``SavedBytes``.
+    """What a function saves for backward; the value is a ``SavedBytes``.
 
     Attributes:
-        what: the tensors that ours saves, in words.
+        what: the tensors that our solution saves, in words.
         element_size: bytes of an element of the function's input.
-        spare: how many bytes more than ours are right too.
+        spare: how many bytes more than our solution's are allowed.
     """
 
     is_cost, tells_apart = True, False
@@ -236,8 +237,8 @@ class CollectivesRun(Observation):
 
     Attributes:
         in_backward: whether it was the backward pass.
-        result: the collective whose result the pass may return, in words ("the all-reduce"); "" if there is none.
-        allowed_extra: collectives that the pass may run beside ours.
+        result: the collective whose result the pass probably returns, in words ("the all-reduce"); "" if none.
+        allowed_extra: collectives that the pass may run in addition to our solution's.
     """
 
     is_cost, tells_apart = True, False
@@ -256,15 +257,15 @@ class CollectivesRun(Observation):
 
 @dataclass
 class TensorSeen(Observation):
-    """A tensor, which is right if it equals ours up to rounding.
+    """A tensor, which is right if it equals our solution's up to rounding.
 
     Attributes:
-        advice_is_certain: whether ``repair`` and ``cause`` are right in whichever way the tensor is wrong.  If not,
-            they are told only where the tensor's values support them.
-        gradient_of: the name of the tensor that it is the gradient of; "" if it is none.
-        parts: this rank's input of an operator that is one collective; None for other functions.
-        missing: why the gradient may be None, in words.
-        backward: the name of the observation of the collectives that backward ran.
+        advice_is_certain: whether ``repair`` and ``cause`` apply however the tensor is wrong.  If not, they are told
+            only if the tensor's values support them.
+        gradient_of: if it is a gradient, the name of its tensor; else "".
+        parts: this rank's input, if the function is a single collective; else None.
+        missing: the likely reason, in words, if a gradient is None.
+        backward: the name of the observation that has backward's collectives.
     """
 
     advice_is_certain: bool = True
@@ -289,9 +290,9 @@ class TensorSeen(Observation):
         return in_single[0] != in_single[1] and bool(x.any() and y.any()) and close(x, y, SINGLE_PRECISION)
 
     def equal(self, found: Tensor, right: Tensor) -> bool:
-        """Return whether a tensor of the right shape and dtype has the right values.
+        """Return whether a tensor of the right shape and dtype has the right values, up to rounding.
 
-        They may differ by ``tolerance`` times the largest value of ``right``, which counts as at least 1.
+        The allowed difference is ``tolerance`` times the largest value of ``right``, and at least ``tolerance``.
         """
         return close(found, right, self.tolerance)
 
@@ -343,7 +344,7 @@ class TensorSeen(Observation):
         return [Fault(finding.symptom, self.repair, cause or self.cause)]
 
     def nearly(self, found: Tensor, right: Tensor) -> Fault | None:
-        """Describe a tensor that is right but for its precision; None for others."""
+        """Return the fault of a tensor that is right except for its precision; None if it is wrong otherwise."""
         return None
 
     def _as_another(self, both: BesideOurs) -> str:
@@ -422,13 +423,13 @@ class TensorSeen(Observation):
 
 
 class SingleTensor(TensorSeen):
-    """A tensor that float32 computes precisely enough: it may differ from ours by ``SINGLE_PRECISION``."""
+    """A tensor that may be computed in float32: it may differ from our solution's by ``SINGLE_PRECISION``."""
 
     tolerance = SINGLE_PRECISION
 
 
 class HalfTensor(TensorSeen):
-    """A tensor in 16 bits: it may differ from ours by two roundings of the largest value."""
+    """A tensor in 16 bits: it may differ from our solution's by two bfloat16 roundings of the largest value."""
 
     def equal(self, found: Tensor, right: Tensor) -> bool:
         scale = right.double().abs().max().clamp_min(1e-300)
@@ -440,7 +441,7 @@ class HalfTensor(TensorSeen):
 
 
 class SummedTensor(TensorSeen):
-    """A tensor whose sum over the ranks must be right, not each rank's part of it."""
+    """A tensor of which only the sum over the ranks must be right, not each rank's term of the sum."""
 
     of_all_ranks = True
 
@@ -460,20 +461,20 @@ class SummedTensor(TensorSeen):
 
 
 def both_sizes(both: BesideOurs) -> set[int]:
-    """List how many elements a mean may have been taken over by mistake: sizes of our tensors, and products of them."""
+    """Return numbers of elements over which a learner may have taken a mean by mistake, for ``compare.difference``."""
     shapes = [seen.value.shape for seen in both.right.seen[both.rank].values() if isinstance(seen.value, Tensor)]
     return {n for shape in shapes for n in (*shape, math.prod(shape), math.prod(shape[:-1]))}
 
 
 def differences(found: RunOutcome, right: RunOutcome) -> dict[str, list[int]]:
-    """Find the observations in which a learner's run is wrong beside ours.
+    """Compare a learner's run with our solution's, and find the observations that are wrong.
 
     Args:
         found: the learner's run.
         right: the run of our solution.
 
-    Returns: the names of the wrong observations, each with the ranks on which it is wrong.  They are in the order in
-        which they were seen, but costs come after the rest, and the collectives of backward come last.
+    Returns: for each wrong observation, by name, the ranks on which it is wrong.  They are in the order in which they
+        were recorded, except that costs come after the rest, and backward's collectives last.
     """
     wrong: dict[str, list[int]] = {}
     ours = {name: seen for of_rank in right.seen for name, seen in of_rank.items()}

@@ -1,6 +1,6 @@
-"""All labs, and where their parts are: exercises, cases, our solutions.
+"""Find labs, and import their exercises, cases and solutions.
 
-Loads no torch.  Cases and solutions do, and are imported only when somebody asks for them.
+This module doesn't import torch.  Cases and solutions do, so each is imported only when it is needed.
 """
 
 import importlib
@@ -22,11 +22,11 @@ ALL_LABS: tuple[Lab, ...] = tuple(_module("exercises", name).LAB for name in lab
 
 
 def lab_of_file(script: Path, doc: str) -> Lab:
-    """Find out which lab a learner's file is, by the line "Lab 2: …" of its docstring or else by its name.
+    """Return the lab that a learner's file belongs to.
 
     Args:
         script: the learner's file.
-        doc: its docstring.
+        doc: the file's docstring; its line "Lab 2: …" names the lab, else the file's name does.
 
     Raises: ConfigError if neither names a lab.
     """
@@ -39,7 +39,7 @@ def lab_of_file(script: Path, doc: str) -> Lab:
 
 
 def load_lab(name: str) -> Lab:
-    """Return the lab whose file has this name, without ``.py``."""
+    """Return the lab with this name, such as "lab2_tensor_parallel"."""
     return next(lab for lab in ALL_LABS if lab.name == name)
 
 
@@ -49,15 +49,15 @@ def lab_of(exercise: Exercise) -> Lab:
 
 
 def solution_module(name: str) -> ModuleType:
-    """Import our own solution of the lab whose file has this name, without ``.py``."""
+    """Import our own solution of the lab with this name, such as "lab2_tensor_parallel"."""
     return _module("solutions", name)
 
 
 def case_of(exercise: Exercise) -> Callable:
-    """Import an exercise's case.
+    """Import an exercise's case: the function that tests an answer.
 
-    Returns: a function that takes a ``CaseRun``.  It notes what it observes, and raises Wrong if something is wrong
-        whatever ours does.  It returns a remark on a right answer, or None.
+    Returns: a function that takes a ``CaseRun`` and records observations in it.  It raises Wrong for what is wrong
+        without any comparison with our solution.  It returns a remark for a right answer, or None.
     """
     return getattr(_module("cases", lab_of(exercise).name), exercise.case or exercise.function)
 

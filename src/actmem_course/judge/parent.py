@@ -1,7 +1,7 @@
-"""Start the judge's process, tell it what to judge, pass on what it says, and end it.
+"""The judge's process as seen from its parent: start it, send it a file to judge, receive its messages, end it.
 
-This is the parent's side, which loads no torch, so that a command answers at once.  If the process takes too long, the
-parent asks it which line the learner's code is at.  If the process dies before its verdict, the parent makes one.
+The parent doesn't import torch, so that a command answers at once.  If the process takes too long, the parent asks it
+at which line the learner's code is.  If the process dies before its verdict, the parent makes the verdict.
 """
 
 import json
@@ -34,19 +34,19 @@ _RUN = (
 
 
 class Stuck(Exception):
-    """The process has died, or takes too long.  Its message says so in words for a verdict, with the learner's line."""
+    """The judge's process has died or takes too long.  The message, with the learner's line, is meant for a verdict."""
 
 
 class Outdated(Exception):
-    """The learner's file has been saved again, so what is being judged is outdated."""
+    """The learner's file has been saved again while it was judged, so the verdict would be outdated."""
 
 
 class JudgeProcess:
     """The judge's process, in which all virtual ranks run.
 
     Attributes:
-        ready: whether it has loaded torch and can judge.
-        busy: whether it is still judging a file that has been saved again.
+        ready: whether it has imported torch and can judge.
+        busy: whether it is still judging an outdated version of the file.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class JudgeProcess:
         self._process: subprocess.Popen | None = None
 
     def start(self) -> None:
-        """Start the process unless it runs already, without waiting until it is ready."""
+        """Start the process if it doesn't run yet; return at once, before it is ready."""
         if self._process:
             return
         self._line, theirs = Pipe()
@@ -155,7 +155,7 @@ class JudgeProcess:
 
 @contextmanager
 def signals_end() -> Iterator[None]:
-    """Make a context in which signals end this process by SystemExit, so that it can still end its child processes."""
+    """Make a context in which a signal raises SystemExit, so that this process can end its child before it exits."""
 
     def end(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)

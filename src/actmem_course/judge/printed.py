@@ -1,4 +1,4 @@
-"""Show what learners' code prints: with its rank, each line once for each exercise, and not without end."""
+"""Show what learners' code prints: each line with its rank, once per exercise, and at most ``MOST_LINES`` lines."""
 
 import io
 from collections.abc import Callable
@@ -10,9 +10,9 @@ MOST_LINES, MOST_CHARACTERS = 100, 300
 
 
 class Printed(io.TextIOBase):
-    """A stream that takes the place of standard output while learners' code runs.
+    """A stream that replaces standard output while learners' code runs.
 
-    It shows a line when it is complete.  A line that the same rank has printed before in an exercise isn't shown again.
+    It shows a line when the line is complete.  If a rank prints the same line again in an exercise, it isn't shown.
 
     Args:
         show: called with each line that is shown.
@@ -29,7 +29,7 @@ class Printed(io.TextIOBase):
         self._cut_lines = self._cut_characters = 0
 
     def write(self, text: str) -> int:
-        """Take some output of this thread's rank, and show the lines that it completes."""
+        """Append to the output of this thread's rank, and show the lines that are now complete."""
         rank = rank_of_this_thread()
         *lines, rest = (self._open.get(rank, "") + text).split("\n")
         for line in lines:
@@ -38,7 +38,7 @@ class Printed(io.TextIOBase):
         return len(text)
 
     def end(self) -> None:
-        """End an exercise: show its incomplete lines, and how much was cut."""
+        """End an exercise: show incomplete lines, and say how many lines were left out."""
         for rank, line in self._open.items():
             if line:
                 self._note(rank, line)

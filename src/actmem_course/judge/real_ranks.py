@@ -1,6 +1,7 @@
-"""Judge under torchrun: the same cases on real ranks, over gloo or NCCL.
+"""Judge under torchrun: run the same cases on real ranks, with gloo or NCCL.
 
-A collective of the learner's that hangs is ended by torchrun's timeout here; on virtual ranks the judge would name it.
+If the learner's collectives don't match, they hang until torchrun's timeout; on virtual ranks the judge names the
+mismatch.
 """
 
 import os
@@ -38,18 +39,18 @@ class RealRank:
         self.store, self.number, self.size = store, store.rank, store.size
 
     def gather(self, value: object) -> list:
-        """Return the ``value`` of every rank, by rank.  Raises PeerStopped if another rank has ended the case."""
+        """Collect a value from every rank, in rank order.  Raises PeerStopped if another rank has ended the case."""
         try:
             return self.store.gather(value)
         except dist.DistStoreError:
             raise PeerStopped from None
 
     def calling(self) -> None:
-        """Called when the case calls a function of the learner's file; only virtual ranks count these calls."""
+        """Do nothing: a case calls this before each call of a learner's function, which only virtual ranks count."""
 
     @contextmanager
     def watching(self, expected: list[int] | None = None) -> Iterator[count_collectives]:
-        """Make a context that counts collectives.  Handles that nobody waits for are found on virtual ranks only."""
+        """Make a context that records collectives.  Forgotten ``wait()`` calls are found on virtual ranks only."""
         with count_collectives() as seen:
             seen.unwaited, seen.unrecorded = [], ""
             yield seen
@@ -61,10 +62,10 @@ def judge_on_this_rank(lab: Lab, exercises: tuple[Exercise, ...], args: Namespac
 
     Args:
         lab: the file's lab.
-        exercises: those to judge.
-        args: the command line's options; ``device`` is read.
+        exercises: the exercises to judge.
+        args: the command line's options, of which ``device`` is used.
         script: the learner's file.
-        report: where rank 0 shows verdicts.
+        report: shows the verdicts on rank 0.
 
     Returns: the exit code: 0 if all have passed, 1 if not; always 0 on other ranks.
     """
@@ -91,15 +92,15 @@ def judge_on_this_rank(lab: Lab, exercises: tuple[Exercise, ...], args: Namespac
 def verdicts_here(lab: Lab, exercises: tuple[Exercise, ...], names: dict, device: str) -> Iterator[Verdict]:
     """Judge exercises on this rank, together with the other ranks.
 
-    A function that doesn't pass is replaced by ours for the exercises after it.
+    A function that doesn't pass is replaced by that of our solution for the exercises after it.
 
     Args:
-        lab: the lab of the exercises.
-        exercises: those to judge.
-        names: the names of the learner's file; it is changed.
+        lab: the lab.
+        exercises: the exercises to judge.
+        names: the names that the learner's file defines; this dict is changed.
         device: "cpu" or "cuda".
 
-    Yields: the verdict of all ranks, the same on each.
+    Yields: each exercise's verdict, the same on every rank.
     """
     learners, ours, outcomes = dict(names), vars(solution_module(lab.name)), connect("outcomes", _SECONDS)
     for exercise in exercises:

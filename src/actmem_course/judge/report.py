@@ -18,13 +18,13 @@ _STYLES = {PASSED: "bold green", OPEN: _YELLOW, BLOCKED: _YELLOW, SKIPPED: _YELL
 
 
 class Report:
-    """Shows a learner the verdicts of one judgement of a file.
+    """Shows a learner the verdicts on a file.
 
     Args:
         lab: the file's lab.
-        script: the file as the learner would type it.
+        script: the file's path as the learner would type it.
         asked: how many exercises are judged.
-        ranks: on how many ranks.
+        ranks: on how many ranks they are judged.
     """
 
     def __init__(self, lab: Lab, script: str, asked: int, ranks: int = 1):
@@ -35,24 +35,24 @@ class Report:
         self._status = Console(stderr=True).status("")
 
     def begin(self, doing: str) -> None:
-        """Show that the judge is at work, in a line of standard error that goes away: "judging 2.1"."""
+        """Show a line on standard error that the next output replaces: "judging 2.1"."""
         self._status.update(doing)
         self._status.start()
 
     def line(self, text: str, style: str = "") -> None:
-        """Print a line of text, in place of what ``begin`` shows."""
+        """Print a line of text; it replaces what ``begin`` shows."""
         self._status.stop()
         self.console.print(Text(text, style=style), soft_wrap=True)
 
     def show(self, verdict: Verdict, why: Sequence[str] = ()) -> None:
-        """Print a verdict: a line, and below it the symptom and ``why``.
+        """Print a verdict: one line, and below it the symptom and ``why``.
 
-        A verdict takes the place of an earlier one of the same exercise.  An exercise that isn't written yet is printed
-        at the end, in one line with all others.
+        A second verdict on the same exercise replaces the first.  Exercises that aren't written yet are printed at the
+        end, together in one line.
 
         Args:
-            verdict: of one exercise.
-            why: what the learner is told of cause and repair.
+            verdict: the verdict on one exercise.
+            why: the lines on cause and repair that the learner is told.
         """
         self._status.stop()
         self.verdicts = [before for before in self.verdicts if before.exercise != verdict.exercise] + [verdict]
@@ -70,7 +70,7 @@ class Report:
 
     @property
     def all_passed(self) -> bool:
-        """Whether all exercises that were asked for have been judged and have passed."""
+        """Whether all of the ``asked`` exercises have been judged and have passed."""
         return len(self.verdicts) == self.asked and all(verdict.status == PASSED for verdict in self.verdicts)
 
     def end(self) -> None:
@@ -87,7 +87,7 @@ class Report:
             self.line(f"next: {exercise.number}, {hint}; read {reading(self.lab, exercise)}")
 
     def json(self) -> str:
-        """Write the lab's name, the number of ranks and all verdicts as JSON."""
+        """Return the lab's name, the number of ranks and all verdicts as JSON text."""
         verdicts = [asdict(verdict) for verdict in sorted(self.verdicts, key=lambda verdict: verdict.exercise)]
         result = {"lab": self.lab.name, "ranks": self.ranks, "verdicts": verdicts}
         return json.dumps(result, ensure_ascii=False, indent=1) + "\n"

@@ -1,8 +1,8 @@
-"""Count what a learner's function saves for backward, and what its passes make.
+"""Count what a learner's function saves for backward, and what its forward and backward pass allocate.
 
-What is saved is seen by autograd's hooks; what stays alive without them is counted too.  ``actmem.record`` finds out
-more about a tensor, but replaces functions of torch for all threads.  Virtual ranks are threads that count at the same
-time, so everything here works within one thread.
+Autograd's saved-tensor hooks see what is saved; storages that stay alive in another way are counted too.
+``actmem.record`` tells more about each tensor, but it patches torch for all threads.  Virtual ranks are threads that
+count at the same time, so everything here works within one thread.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class SavedStorage:
 
     Attributes:
         bytes: its size.
-        dtype: of the tensor that was saved.
-        shape: of the tensor that was saved.
+        dtype: the dtype of the saved tensor.
+        shape: the shape of the saved tensor.
         line: file and line of the learner's code that saved it; "" if none did.
         given: whether it is the function's input.
-        copied: whether it is another storage with the input's values.
+        copied: whether it is a copy of the input: another storage with the same values.
     """
 
     bytes: int
@@ -51,12 +51,12 @@ class SavedStorage:
 
     @property
     def is_state(self) -> bool:
-        """Whether it looks like the state of a random generator, of a GPU or the CPU, by its dtype and length."""
+        """Whether it looks like the state of a random generator (of a GPU or the CPU), judged by dtype and length."""
         return self.dtype is torch.uint8 and self.shape in ((16,), (len(torch.get_rng_state()),))
 
     @property
     def text(self) -> str:
-        """The tensor and the line that saved it, in words."""
+        """A description of the tensor, with the line of code that saved it."""
         place = f" at {self.line}" if self.line else ""
         return tensor_text(self.dtype, self.shape, self.bytes) + place
 
@@ -67,7 +67,7 @@ class SavedBytes:
 
     Attributes:
         saved: the storages that autograd's hooks saw.
-        hidden_bytes: bytes of other storages that stayed alive, as attributes of ctx do.
+        hidden_bytes: bytes of other storages that stay alive until backward, such as attributes of ctx.
     """
 
     saved: list[SavedStorage]
@@ -75,14 +75,14 @@ class SavedBytes:
 
     @property
     def bytes(self) -> int:
-        """How many bytes the storages in ``saved`` have together."""
+        """The bytes of the storages in ``saved`` together."""
         return sum(tensor.bytes for tensor in self.saved)
 
     def without_copies(self, repair: str) -> SavedBytes:
-        """Check that no copy of the input is saved: the caller may hold the input, and then it is there twice.
+        """Check that the function saves no copy of its input.  If the caller holds the input, it would be there twice.
 
         Args:
-            repair: what to do if the function saves more than copies of the input.
+            repair: what the learner should do if the function saves other tensors besides such copies.
 
         Returns: this object.
 
@@ -97,7 +97,7 @@ class SavedBytes:
         return self
 
     def as_much(self) -> tuple:
-        """A key that is equal for two runs that save the same sizes and dtypes, whichever lines of code save them."""
+        """Return a key to compare two runs: equal if they save the same sizes and dtypes, whichever lines do."""
         return sorted((tensor.bytes, str(tensor.dtype)) for tensor in self.saved), self.hidden_bytes
 
     def largest(self) -> str:
@@ -106,24 +106,30 @@ class SavedBytes:
 
 
 def tensor_text(dtype: torch.dtype, shape: Sequence[int], size: int) -> str:
-    """Describe a tensor in words: "float32 [4, 3] of 48 B".  size: its bytes."""
+    """Describe a tensor in words: "float32 [4, 3] of 48 B".
+
+    Args:
+        dtype: its dtype.
+        shape: its shape.
+        size: its bytes.
+    """
     return f"{dtype_name(dtype)} {list(shape)} of {size:,} B"
 
 
 def counted(texts: Iterable[str]) -> list[str]:
-    """List each different text once, with "2 × " before it if it occurs twice."""
+    """Return the different texts, each once; one that occurs twice begins with "2 × "."""
     return [text if number == 1 else f"{number} × {text}" for text, number in Counter(texts).items()]
 
 
 class SavingRecorder:
-    """Notes what autograd saves, and every storage that operations make, in this thread while its block runs.
+    """Records, while its ``with`` block runs in this thread, what autograd saves and which storages operations make.
 
     Args:
         weights: tensors whose storages don't count.
-        file: the learner's file, whose lines are named.
+        file: the learner's file; its lines are named in messages.
 
     Attributes:
-        input: the function's input and a reference to its storage, so that copies of it are recognized.
+        input: the function's input and a reference to its storage, by which copies of it are recognized.
     """
 
     def __init__(self, weights: Sequence[Tensor] = (), file: str = ""):
@@ -145,9 +151,9 @@ class SavingRecorder:
         self._results.__exit__(*error)
 
     def alive(self) -> SavedBytes:
-        """Return what is still alive, without generators' states.
+        """Return the recorded storages that are still alive, without states of random generators.
 
-        It is what the graph saves if the caller holds the graph and no tensors.
+        If the caller holds nothing but the result's graph, that is what the function saves for backward.
         """
         hidden = sum(storage.nbytes() for storage in self._made if storage not in self._saved)
         return SavedBytes([saved for saved in self._saved.values() if not saved.is_state], hidden)
@@ -195,15 +201,15 @@ class _Results(DispatchMode):
 
 
 class Largest(_Results):
-    """Notes which storages operations make, in this thread while its block runs.
+    """Records, while its ``with`` block runs in this thread, the largest tensor and the peak that operations allocate.
 
     Args:
-        given: tensors that exist already and don't count.
-        file: the learner's file, whose lines are named.
+        given: tensors that exist before and don't count.
+        file: the learner's file; its lines are named in messages.
 
     Attributes:
         elements: how many elements the largest tensor has.
-        what: that tensor, in words.
+        what: a description of the largest tensor.
         peak: the most bytes that are alive after any operation.
     """
 
@@ -252,8 +258,8 @@ def saved_bytes(
         x: its input.
         weights: its weights, which don't count.
         others: further tensors that it uses and that don't count.
-        watching: a context in which it runs.
-        file: the learner's file, whose lines are named.
+        watching: a context in which the function runs.
+        file: the learner's file; its lines are named in messages.
 
     Raises: Wrong if the result is None or has no graph.
     """
@@ -283,12 +289,12 @@ def saved_bytes(
 
 
 def too_much(found: SavedBytes, at_most: int, what: str, size: int) -> Fault | None:
-    """Find what is wrong with how many bytes a function saves.
+    """Check that a function saves no more bytes than allowed.
 
     Args:
         found: what it saves on one rank.
-        at_most: how many bytes are right.
-        what: the tensors that these bytes are of, in words.
+        at_most: the most bytes that are right.
+        what: the tensors that have these bytes, in words.
         size: how many ranks there are.
 
     Returns: what is wrong, or None if nothing is.
@@ -310,15 +316,16 @@ def too_much(found: SavedBytes, at_most: int, what: str, size: int) -> Fault | N
 
 
 def needless(found: SavedBytes, right: SavedBytes, element_size: int, spare: int) -> Fault | None:
-    """Name the saved tensors that ours doesn't save.
+    """Find the saved tensors that our solution doesn't save.
 
     Args:
         found: what the learner's function saves.
-        right: what ours saves.
-        element_size: bytes of an element of the function's input; a tensor with larger elements is a widened copy.
-        spare: tensors of at most so many bytes aren't named.
+        right: what our solution saves.
+        element_size: bytes of an element of the function's input; a tensor with larger elements is called a wider copy.
+        spare: tensors of at most this many bytes are ignored.
 
-    Returns: a fault without a symptom, whose cause names the tensors; None if there are none, or if ours saves nothing.
+    Returns: a fault whose cause names these tensors (its symptom is ""); None if there are none, or if our solution
+        saves nothing.
     """
     left, words, widened = Counter((saved.dtype, saved.bytes) for saved in right.saved), [], False
     for saved in sorted(found.saved, key=lambda saved: (-saved.given, -saved.bytes)):

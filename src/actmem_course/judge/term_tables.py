@@ -1,6 +1,6 @@
-"""Judge tables of bytes by term (exercises 1.1, 7.1 and 8.1).
+"""Judge answers that are tables of bytes by term (exercises 1.1, 7.1 and 8.1).
 
-A wrong number is explained by its ratio to the right one, however it was computed.
+A wrong number is explained by its ratio to the right one, such as "lacks the factor a", however it was computed.
 """
 
 import itertools
@@ -23,11 +23,11 @@ _MOST_LETTERS = 4
 
 
 def checked_terms(answer: Any, names: Sequence[str]) -> dict[str, int]:
-    """Return the bytes by term that a learner's function returned.
+    """Check the form of a table that a learner's function returned, and return it.
 
     Args:
-        answer: what it returned.
-        names: the terms that it should have.
+        answer: what the function returned.
+        names: the terms that the table should have.
 
     Raises: Wrong unless it is a dict of exactly these terms and whole numbers.
     """
@@ -44,13 +44,13 @@ def checked_terms(answer: Any, names: Sequence[str]) -> dict[str, int]:
 def check_terms(
     found: Sequence[Mapping[str, int]], true: Sequence[Mapping[str, int]], fault: Callable[[str, Pairs], Fault]
 ) -> None:
-    """Raise Wrong if any term's bytes are wrong.  The message describes the first two faults, each with its terms.
+    """Raise Wrong if the bytes of any term are wrong.  The message describes the first two faults, each with its terms.
 
     Args:
-        found: for each case, a learner's bytes by term.
-        true: for each case, the right bytes by term.
-        fault: takes a term and its pairs of found and true bytes; returns a fault whose symptom follows the term in a
-            sentence.
+        found: for each set of sizes, the learner's bytes by term.
+        true: for each set of sizes, the right bytes by term.
+        fault: takes a term and its pairs (found, true); returns a fault, whose symptom continues a sentence that begins
+            with the term.
     """
     pairs_of = {term: [(f[term], t[term]) for f, t in zip(found, true)] for term in true[0]}
     faults: dict[Fault, list[str]] = {}
@@ -71,20 +71,21 @@ def check_terms(
 
 
 def listed(names: Sequence[str], most: int = 3) -> str:
-    """List the first ``most`` names, and how many more there are: "a, b, c and 2 more"."""
+    """Write the first ``most`` names and how many more there are: "a, b, c and 2 more"."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
 def explain_ratio(pairs: Pairs, sizes: Sequence[Mapping[str, int]], has: str) -> str:
-    """Explain wrong values by their ratio to the true ones, as a product of powers of letters: "lacks the factor a".
+    """Explain wrong values by their ratio to the true ones, if that is a product of letters: "lacks the factor a".
 
     Args:
-        pairs: for each case, the found value and the true one.
-        sizes: for each case, the value of each letter.
-        has: the letters that the true value has as factors.
+        pairs: for each set of sizes, the found value and the true one.
+        sizes: the sets of sizes: the value of each letter.
+        has: the letters that are factors of the true value.
 
-    Returns: words that follow the value's name; the two numbers of one case if no such product explains the ratio.
+    Returns: words to follow the value's name in a sentence.  If no such product explains the ratio, they give the two
+        numbers for one set of sizes.
     """
     powers = itertools.product(range(-2, 3), repeat=len(sizes[0]))
     near = [exponents for exponents in powers if sum(map(abs, exponents)) <= _MOST_LETTERS]
@@ -97,12 +98,12 @@ def explain_ratio(pairs: Pairs, sizes: Sequence[Mapping[str, int]], has: str) ->
 
 
 def explain_sum(found: Sequence[int], sizes: Sequence[Mapping[str, int]], *terms: str) -> str:
-    """Write found values as a sum of terms: "10sbh + 24sbh/t".
+    """Find the formula behind a learner's values, as a sum of terms: "10sbh + 24sbh/t".
 
     Args:
-        found: the value in each case.
-        sizes: for each case, the value of each letter.
-        terms: the terms that the sum may have, as "sbh/t" or "as²b".
+        found: the value for each set of sizes.
+        sizes: the sets of sizes: the value of each letter.
+        terms: the terms that the sum may have, such as "sbh/t" or "as²b".
 
     Returns: the sum; "" if no sum of these terms, with whole coefficients, gives the values.
     """

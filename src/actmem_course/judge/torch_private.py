@@ -1,4 +1,4 @@
-"""The private names of torch that give each thread process groups of its own, as each rank has them."""
+"""Private functions of torch with which every thread, a virtual rank, has its own process groups."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

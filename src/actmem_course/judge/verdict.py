@@ -1,4 +1,4 @@
-"""What the judge says about an exercise, and the exceptions by which a check says it."""
+"""``Verdict``, the judge's answer for an exercise; ``Fault``, what is wrong; and the exceptions that end a case."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ class Fault:
         symptom: which result differs, how, and on which ranks.
         repair: what to do.
         cause: what in the code leads to the symptom.
-        names_ranks: whether the symptom says which ranks it is about, so that nothing must be put before it.
-        explains: whether the symptom explains the mistake, so that no stated mistake that only begins alike is named.
+        names_ranks: whether the symptom already says which ranks it is about.
+        explains: whether the symptom explains the mistake by itself.  A stated mistake is then named only if it gives
+            exactly the same observations.
     """
 
     symptom: str
@@ -39,11 +40,11 @@ class Verdict:
     """The outcome of one exercise.
 
     Attributes:
-        exercise: its number, as "2.1".
+        exercise: its number, such as "2.1".
         function: the function's name.
-        status: one of the six words at the top of this file.
-        diagnosis: the symptom, in the learner's terms; if it has passed, a remark or "".
-        where: file and line of the error, as "lab2.py:30", or "".
+        status: PASSED, OPEN, BLOCKED, SKIPPED, WRONG or ERROR.
+        diagnosis: the symptom, in words for the learner; if the exercise has passed, a remark or "".
+        where: file and line of the error, such as "lab2.py:30", or "".
         cause: what in the code leads to the symptom.
         repair: what to do.
     """
@@ -58,20 +59,20 @@ class Verdict:
 
     @property
     def why(self) -> list[str]:
-        """What a learner can be told after the symptom: a line with the cause, then one with the repair."""
+        """The lines that a learner can be told after the symptom: the cause, and then the repair."""
         labelled = (("why", self.cause), ("do", self.repair))
         return [f"{label}: {text}" for label, text in labelled if text]
 
 
 def mend(repair: str, cause: str = "") -> Fault:
-    """Make advice: a fault without a symptom, for an observation that describes its symptom itself."""
+    """Make a fault with repair and cause but no symptom, as advice for an observation that finds the symptom itself."""
     return Fault("", repair, cause)
 
 
 class Wrong(Exception):
-    """Raised by a check if the learner's code does something else than what was asked for.
+    """Raised by a check if the learner's code does not do what the exercise asks for.
 
-    Args: as the fields of ``Fault``.
+    Args: symptom, repair and cause of a ``Fault``.
     """
 
     def __init__(self, symptom: str, repair: str = "", cause: str = ""):
@@ -85,7 +86,7 @@ def clipped(text: str, most: int = 200) -> str:
 
 
 def refuse(faults: Iterable[tuple]) -> None:
-    """Raise Wrong for the first fault whose condition is true; do nothing if none is.
+    """Raise Wrong for the first fault whose condition is true; do nothing if no condition is.
 
     Args:
         faults: tuples ``(condition, symptom[, repair[, cause]])``.
@@ -96,14 +97,14 @@ def refuse(faults: Iterable[tuple]) -> None:
 
 
 class OutOfStep(Wrong):
-    """The ranks are about to do different things, so they would hang.  It is raised on every rank, with one message."""
+    """The ranks' collectives don't match, so real ranks would hang.  Every rank raises it, with the same message."""
 
 
 class OtherGroup(Wrong):
-    """A collective is about to run among other ranks than those of the group that the function was given.
+    """A collective would run on another process group than the one that the function was given.
 
     Args:
-        kind: the collective, as "all_reduce".
+        kind: the collective, such as "all_reduce".
         where: file and line of the call, or "".
     """
 
@@ -115,11 +116,11 @@ class OtherGroup(Wrong):
 
 
 class PeerStopped(BaseException):
-    """This rank can't go on because another rank has ended the case; that rank has the reason."""
+    """This rank can't continue, because another rank has ended the case; the reason is reported there."""
 
 
 class Unlike(Exception):
-    """Ends a run of an edited solution once it does something else than the learner's run, which it is compared with.
+    """Ends the run of an edited solution as soon as one of its observations differs from the learner's.
 
-    Its message is the name of the observation that differs.
+    The message is the name of this observation.
     """

@@ -1,11 +1,11 @@
-"""Virtual ranks: threads of one process, of which one runs at a time, with collectives that copy tensors.
+"""Virtual ranks: threads of one process that take turns, with collectives that copy tensors between them.
 
-Each thread has its own process groups, so the functions of torch.distributed, functional collectives and DTensor work
-unmodified.  A rank runs until it waits for another rank that hasn't come yet; then the next one runs.  So a run is
-deterministic, and nothing hangs: if ranks don't match, or if none can go on, the judge says so at once.
+Each thread has its own process groups, so torch.distributed, functional collectives and DTensor work unmodified.  A
+rank runs until it has to wait in a collective for another rank; then the next rank runs.  So a run is deterministic,
+and nothing hangs: if the ranks' collectives don't match, or if all ranks wait, the judge reports it at once.
 
-Every run has new threads, so what a learner's code sets for its thread (grad mode, default group, autocast) ends with
-the run.
+Every run has new threads, so settings of a thread that a learner's code changes (grad mode, default group, autocast)
+end with the run.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def rank_of_this_thread() -> int:
 
 
 def file_and_line(frame: FrameType) -> str:
-    """Return a frame's file and line: "lab2.py:30".
+    """Return the file and line that a Python frame is executing: "lab2.py:30".
 
-    Some of Python's instructions, such as the jump of a loop, have no line; then it is the line before.
+    Some bytecode instructions, such as the jump of a loop, have no line; the line before is returned for them.
     """
     line = frame.f_lineno
     if line is None:
@@ -52,9 +52,13 @@ def file_and_line(frame: FrameType) -> str:
 
 
 def innermost(file: str, frame: FrameType | None) -> FrameType | None:
-    """Find the innermost frame whose code is in ``file``, from ``frame`` on outwards.
+    """Find the innermost frame of a call stack whose code is in ``file``.
 
-    Returns: the frame; None if there is none, as in the backward pass of torch's operators.
+    Args:
+        file: the path of the file.
+        frame: the frame from which to search outwards.
+
+    Returns: the frame; None if there is none, for example in the backward pass of torch's own operators.
     """
     while frame is not None and frame.f_code.co_filename != file:
         frame = frame.f_back
@@ -75,14 +79,14 @@ def _locked() -> threading.Lock:
 
 
 class VirtualWork(dist.Work):
-    """The handle of a collective.  Its results are copied into the output tensors when somebody waits for it.
+    """The handle of a collective (``async_op=True`` returns it).  ``wait()`` copies the results to the output tensors.
 
     Args:
-        rank: the rank that started it.
-        meeting: where the group's ranks meet.
-        place: which of the meeting's results are this rank's.
-        outputs: the tensors that the results are copied into.
-        kind: the collective, as "all_reduce".
+        rank: the rank that started the collective.
+        meeting: the collective, with the calls of all ranks.
+        place: the index of this rank's output in ``meeting.made``.
+        outputs: the tensors to which the results are copied.
+        kind: the collective, such as "all_reduce".
         line: the line of the learner's file that started it, or "".
     """
 
@@ -94,7 +98,7 @@ class VirtualWork(dist.Work):
             rank.unwaited.append(self)
 
     def wait(self, timeout=None) -> bool:
-        """Let other ranks run until all have come, and copy the results."""
+        """Let the other ranks run until all have called the collective, then copy the results."""
         if not self.over:
             self.over = True
             self._rank.unwaited = [work for work in self._rank.unwaited if work is not self]
@@ -106,7 +110,7 @@ class VirtualWork(dist.Work):
         return True
 
     def is_completed(self) -> bool:
-        """Return whether all ranks have come."""
+        """Return whether all ranks have called the collective."""
         return self._meeting.over
 
     def get_future(self):
@@ -129,12 +133,12 @@ def _is_dense(x: Tensor) -> bool:
 
 
 def check_contiguous(kind: str, line: str, tensors: list[Tensor]) -> None:
-    """Raise Wrong if a tensor that a collective is given isn't contiguous and has to be.
+    """Raise Wrong if a collective gets a tensor that isn't contiguous, where real backends need a contiguous one.
 
     Args:
-        kind: the collective, as "all_reduce".
+        kind: the collective, such as "all_reduce".
         line: the line of the learner's file that calls it, or "".
-        tensors: those that it reads, and those that it writes if they count.
+        tensors: the tensors to check: its inputs, and for some collectives its outputs.
     """
     if not all(map(_is_dense if kind in _BY_ELEMENT else Tensor.is_contiguous, tensors)):
         call = f"{kind} ({line})" if line else f"{kind}, which torch's own backward calls,"
@@ -314,13 +318,13 @@ class Group(dist.ProcessGroup):
 
 
 class Watch:
-    """What was noted about a rank's collectives while some of the learner's code ran.
+    """The collectives that one rank ran while some of the learner's code was watched.
 
     Attributes:
-        collectives: those that ran, in order.
-        unwaited: in words, those whose handles nobody has waited for.
-        unrecorded: in words, the first one that ran on a tensor that needs a gradient, so that autograd lost track; ""
-            if there is none.
+        collectives: the collectives, in order.
+        unwaited: descriptions of those whose ``wait()`` was never called.
+        unrecorded: a description of the first one that ran, outside an autograd.Function, on a tensor that requires a
+            gradient, so that autograd doesn't know of it; "" if there is none.
     """
 
     def __init__(self) -> None:
@@ -330,28 +334,28 @@ class Watch:
 
 
 class VirtualRank:
-    """One virtual rank: its place in the turns, and what the judge notes about it.
+    """One virtual rank: the state of its thread, and what the judge records about it.
 
     Args:
         ranks: all ranks of the run.
         number: this rank's number, from 0.
-        file: the learner's file, whose lines are named.
+        file: the learner's file; its lines are named in messages.
 
     Attributes:
-        go: released when it is this rank's turn.
-        done: whether its job is over.
+        go: a lock that is released when it is this rank's turn.
+        done: whether its job has ended.
         thread: its thread's identifier.
         result: what its job returned or raised.
-        waits: the meeting that it waits for, and what it is doing there, as ``deadlock`` takes it; None if it can run.
-        stop: an exception to raise when its turn comes.
-        watches: those to which its collectives are added.
-        unwaited: handles that nobody has waited for.
-        plain: whether its latest collective was called by a function of torch.distributed, not a functional one.
-        expected: the numbers of the ranks among which a collective may run; None for any.
-        counts: how many meetings of each kind it has come to.
+        waits: the collective in which it waits, and its call there as ``deadlock`` takes it; None if it can run.
+        stop: an exception to raise at its next turn.
+        watches: the active ``Watch`` objects, which record its collectives.
+        unwaited: handles whose ``wait()`` hasn't been called.
+        plain: whether its latest collective came from torch.distributed and not from functional collectives.
+        expected: numbers of the ranks among which a collective may run; None for any.
+        counts: how many collectives of each kind it has called.
         state: the state of torch's default random generator on this rank.
         calls: how many calls of the learner's functions the case has made.
-        call_began: when the latest of them began.
+        call_began: the time at which the latest of these calls began.
     """
 
     def __init__(self, ranks: VirtualRanks, number: int, file: str):
@@ -369,20 +373,20 @@ class VirtualRank:
         self.calls, self.call_began = 0, 0.0
 
     def calling(self) -> None:
-        """Note that the case calls a function of the learner's file."""
+        """Record that the case is about to call a function of the learner's file."""
         self.calls, self.call_began = self.calls + 1, time.monotonic()
 
     def note(self, kind: str, line: str, tensors: list[Tensor], outputs: list[Tensor], members: list[int]) -> None:
-        """Note that this rank is about to run a collective.
+        """Record that this rank is about to run a collective.
 
         Args:
-            kind: the collective, as "all_reduce".
+            kind: the collective, such as "all_reduce".
             line: the line of the learner's file that calls it, or "".
-            tensors: what the rank brings.
-            outputs: the tensors that its results are copied into.
+            tensors: its input tensors.
+            outputs: its output tensors.
             members: the numbers of the group's ranks among all ranks.
 
-        Raises: OtherGroup if the group is another one than expected; Wrong if a tensor isn't contiguous.
+        Raises: OtherGroup if the ranks aren't those in ``expected``; Wrong if a tensor isn't contiguous.
         """
         if self.expected is not None and members != self.expected:
             raise OtherGroup(kind, line)
@@ -399,9 +403,10 @@ class VirtualRank:
                 watch.unrecorded = watch.unrecorded or f"{kind} ({line})"
 
     def wait_for(self, meeting: Meeting, kind: str, line: str = "") -> None:
-        """Let other ranks run until ``meeting`` is over.
+        """Let other ranks run until all ranks of a collective have called it.
 
-        Raises: the meeting's ``wrong``; OutOfStep if no rank can go on; PeerStopped if another rank has ended the case.
+        Raises: ``meeting.wrong`` if their calls don't match; OutOfStep if all ranks wait; PeerStopped if another rank
+            has ended the case.
         """
         while not meeting.over:
             self.waits = meeting, (kind, 0, "", line)
@@ -415,7 +420,7 @@ class VirtualRank:
             raise meeting.wrong
 
     def gather(self, value: object) -> list:
-        """Return the ``value`` of every rank, by rank.  Raises PeerStopped if another rank has ended the case."""
+        """Collect a value from every rank, in rank order.  Raises PeerStopped if another rank has ended the case."""
         if self.size == 1:
             return [value]
         self.counts[("gather",)] = count = self.counts.get(("gather",), 0) + 1
@@ -427,10 +432,10 @@ class VirtualRank:
 
     @contextmanager
     def watching(self, expected: list[int] | None = None) -> Iterator[Watch]:
-        """Make a context for the learner's code, which notes its collectives; at its end all ranks wait for each other.
+        """Make a context that records the collectives that run in it.  At its end all ranks wait for each other.
 
         Args:
-            expected: the numbers of the ranks among which collectives may run; None for any.
+            expected: numbers of the ranks among which collectives may run; None for any.
         """
         watch, before, handles = Watch(), self.expected, list(self.unwaited)
         self.watches.append(watch)
@@ -446,16 +451,16 @@ class VirtualRank:
 
 
 class VirtualRanks:
-    """Virtual ranks, on which one run after the other is made.
+    """A number of virtual ranks on which jobs can be run, one job after the other.
 
     Args:
-        size: how many there are.
-        alone: whether there is only one, without a process group.
+        size: how many ranks there are.
+        alone: whether there is a single rank without a process group.
 
     Attributes:
         members: the ranks of the latest run.
         meetings: the collectives of the latest run, by group, ranks and count.
-        running: the rank whose turn it is.
+        running: the rank that is executing now.
     """
 
     def __init__(self, size: int, alone: bool = False):
@@ -469,11 +474,10 @@ class VirtualRanks:
         """Run a job on each rank.
 
         Args:
-            job: takes a rank.
-            file: the path of the learner's file. What is said of a collective names the line there that ran it; with
-                "" it names none.
+            job: a function of a ``VirtualRank``.
+            file: the path of the learner's file, whose lines are named in messages about collectives; "" for none.
 
-        Returns: for each rank, what its job returned, or the exception that it raised.
+        Returns: for each rank, what the job returned there, or the exception that it raised.
         """
         self.meetings = {}
         self.members = [VirtualRank(self, number, file) for number in range(self.size)]
@@ -490,7 +494,11 @@ class VirtualRanks:
         return [rank.result for rank in self.members]
 
     def next_turn(self, rank: VirtualRank) -> None:
-        """Let the next rank run.  The rank that runs calls it, when it must wait or is done."""
+        """Give the turn to the next rank that can run.
+
+        Args:
+            rank: the rank that calls this, because it must wait or is done.
+        """
         with no_dispatch_modes():
             rank.state = _DEFAULT.get_state()
             self._begin_turn()

@@ -1,7 +1,7 @@
-"""The judge's process, which the parent (``judge.parent``) starts and tells what to judge.
+"""The judge's process: it judges the files that its parent (``judge.parent``) names.
 
-It runs the learner's file, once for each virtual rank, judges its exercises, and sends the parent messages on a pipe.
-It doesn't watch itself: the parent sees whether it lives and how long it takes, and asks which line it is at.
+It runs the learner's file once for each virtual rank, judges its exercises, and sends messages to the parent through a
+pipe.  The parent watches it: it notices if the process dies or takes too long, and asks at which line it is.
 """
 
 import ast
@@ -42,10 +42,10 @@ _leave = os._exit  # main puts another function in its place, for learners' code
 
 
 class Worker:
-    """Judges whenever the parent asks, and remembers verdicts, so that what hasn't changed isn't judged again.
+    """Judges whenever the parent asks, and remembers verdicts, so that unchanged exercises aren't judged again.
 
     Args:
-        line: the pipe to the parent.
+        line: the pipe to the parent process.
     """
 
     def __init__(self, line: Connection):
@@ -61,7 +61,7 @@ class Worker:
         self.line.send_bytes(json.dumps(message, ensure_ascii=False).encode())
 
     def listen(self) -> None:
-        """Receive the parent's commands, and end this process when the parent has ended.  Runs in its own thread."""
+        """Receive the parent's commands in a thread of its own; end this process when the parent has ended."""
         with suppress(EOFError, OSError):
             while True:
                 command = json.loads(self.line.recv_bytes())
@@ -73,13 +73,13 @@ class Worker:
         _leave(0)
 
     def where(self, file: str) -> tuple[str, float]:
-        """Say where the learner's code is.
+        """Find out what the learner's code is executing now.
 
         Args:
             file: the learner's file.
 
-        Returns: the place, in words; and for how many seconds the case's latest call of a function has run, infinite if
-            it is the first.
+        Returns: the place, in words; and for how many seconds the case's latest call of a learner's function has been
+            running (infinite if it is the first call).
         """
         rank = self.judging and self.judging.running
         if not rank:
@@ -88,7 +88,7 @@ class Worker:
         return f"rank {rank.number} {_standing(rank.thread, file)}", in_call
 
     def run(self) -> None:
-        """Judge whenever the parent asks, without end."""
+        """Wait for the parent's commands and judge, in an endless loop."""
         while True:
             command = self.commands.get()
             with redirect_stdout(self.printed), redirect_stderr(self.printed):
@@ -96,7 +96,7 @@ class Worker:
             self.tell(done=True)
 
     def warm_up(self) -> None:
-        """Make torch load what it loads at its first operation, so that these seconds don't count for a learner."""
+        """Run torch's first operations, which are slow, so that their time isn't counted as the learner's."""
         torch.set_num_threads(1)
         with count_collectives():
             x = torch.ones(2, requires_grad=True)
@@ -107,10 +107,10 @@ class Worker:
         """Judge a file, and send the parent each verdict.
 
         Args:
-            command: the parent's message.  Its keys: "lab", the lab's name; "file" and "source", the file's path and
-                text; "only", numbers of exercises, or none for all; "size", how many ranks; "changed_only", whether an
-                exercise whose text hasn't changed keeps its verdict; and "passed" and "endless", names of functions
-                that are known to be right, or not to end.
+            command: the parent's message, with these keys: "lab", the lab's name; "file" and "source", the file's path
+                and text; "only", numbers of the exercises to judge, empty for all; "size", how many ranks;
+                "changed_only", whether an exercise whose text hasn't changed keeps its verdict; "passed", names of
+                functions that have passed; "endless", names of functions that ran too long before.
         """
         lab, path, source = load_lab(command["lab"]), Path(command["file"]), command["source"].encode("latin-1")
         exercises = lab.choose(command["only"], "only")
@@ -164,8 +164,8 @@ def names_in(path: Path, source: bytes) -> dict:
     """Run a learner's file, and return the names that it defines.
 
     Args:
-        path: the file.
-        source: its text, which tracebacks show too: the file may have been saved again since.
+        path: the file's path.
+        source: its text; tracebacks show this text, even if the file has been saved again since.
     """
     code = compile(source, str(path), "exec")
     if str(path.parent) not in sys.path:
@@ -187,7 +187,7 @@ def _texts(source: bytes) -> dict[str, str]:
 
 
 def main() -> None:
-    """Run the judge's process until the parent ends."""
+    """Run the judge's process until its parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and ends this process
     faulthandler.enable(int(os.environ[CRASHES]))
     os._exit = sys.exit  # type: ignore[assignment]  # else a learner's os._exit(0) would end this without a verdict

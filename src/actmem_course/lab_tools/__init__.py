@@ -1,4 +1,4 @@
-"""What the measuring labs share.  The measurements are in the labs themselves.
+"""Helpers that the measuring labs share.  The measurements are in the labs themselves.
 
 ``options`` adds the options that several labs have; ``output`` prints and writes on rank 0; ``tables`` makes a table;
 ``machine`` knows this machine's memory and names; ``timing`` times candidates in turns; ``held_bytes`` counts what a

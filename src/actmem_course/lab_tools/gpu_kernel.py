@@ -1,4 +1,4 @@
-"""Which attention kernel a layer's rank runs on its GPU."""
+"""Find out which attention kernel this rank's GPU runs for a layer, and what this kernel saves."""
 
 from functools import partial
 
@@ -24,12 +24,14 @@ _LOG_SUM_EXP_BLOCK = 32
 
 
 def kernel_here(shape: LlamaShape, dtype: torch.dtype) -> str:
-    """Return the attention kernel that this rank's GPU chooses for the layer.
+    """Return the name of the attention kernel that torch chooses on this rank's GPU for the layer.
 
-    It runs a small call and looks at the node that autograd records.
+    It runs a small call of scaled_dot_product_attention and looks at the autograd node.
+
+    Returns: "flash", "memory-efficient" or "cuDNN".
 
     Raises:
-        ConfigError: the kernel saves more than the formulas say.
+        ConfigError: The kernel is another one, or saves padded copies: then the formulas don't hold.
     """
     make = partial(torch.zeros, device=f"cuda:{local_rank()}", dtype=dtype, requires_grad=True)
     keys, length = shape.num_key_value_heads, min(shape.seq_length, 128)
@@ -50,11 +52,15 @@ def kernel_here(shape: LlamaShape, dtype: torch.dtype) -> str:
 
 
 def attention_rows(kernel: str, batch_size: int, num_heads: int, num_queries: int, split_by: int = 1) -> list[Row]:
-    """List what a fused kernel saves beyond Q, K, V, its output and 4 bytes a query, on one rank, for unpadded heads.
+    """List the small extra tensors that a fused attention kernel saves on one rank.
+
+    They come in addition to Q, K, V, the output and the log-sum-exp (4 bytes for each query of each head).
 
     Args:
-        kernel: from ``kernel_here``.
-        num_heads: of this rank.
+        kernel: the kernel, from ``kernel_here``.
+        batch_size: b.
+        num_heads: how many query heads this rank has.
+        num_queries: s, the queries of each head.
         split_by: how many ranks share the heads.
 
     Raises:

@@ -1,7 +1,7 @@
-"""The bytes that a module holds between forward and backward, and the most that are alive at once.
+"""Measure the bytes that a module holds between forward and backward, and the peak of both passes.
 
-On a GPU the allocator knows the peak, to the byte. On a CPU each operation's results are noted, and after every later
-operation those still alive are added up; memory that a kernel allocates and frees inside itself is not seen.
+On a GPU the peak comes from the allocator, to the byte. On a CPU the results of all operations are tracked, and those
+still alive are added up after each operation; memory that a kernel allocates and frees internally is not seen.
 """
 
 from dataclasses import dataclass
@@ -20,9 +20,9 @@ from actmem_course.lab_tools.timing import Work
 
 @dataclass(frozen=True)
 class Runner:
-    """A module and the input that it runs on.
+    """A module with its input, to be measured or timed.
 
-    A copy of the input stands for the output of the layer before, and counts while it is alive.
+    Each run gets a copy of the input, in place of the output of the layer before; its bytes count while it is alive.
 
     Attributes:
         module: takes one tensor and returns one.
@@ -33,7 +33,7 @@ class Runner:
     leaf: Tensor
 
     def work(self) -> Work:
-        """Return its forward and backward as work that can be timed."""
+        """Return the module's forward and backward as ``Work``, which ``timing`` can time."""
         return Work(lambda: self.module(self.leaf), _backward, self.clear_gradients)
 
     def run(self) -> None:
@@ -50,7 +50,7 @@ class Runner:
 def layer_runner(
     shape: ModelShape, tp: TensorParallel, device: str, dtype: torch.dtype, recompute: str = "none"
 ) -> Runner:
-    """Make the paper's layer as this rank has it, and an input for it."""
+    """Make this rank's shard of the paper's layer, with a random input."""
     layer = TransformerLayer(shape, tp, recompute=recompute, device=device, dtype=dtype)
     return Runner(layer, layer_input(shape, tp, device, dtype))
 
@@ -61,11 +61,11 @@ def _backward(output: Tensor) -> None:
 
 @dataclass(frozen=True)
 class Held:
-    """Bytes of one runner, beyond those that existed before forward (parameters and the input).
+    """Measured bytes of one runner, without those that existed before forward (parameters and input).
 
     Attributes:
-        held_bytes: between forward and backward, by the ledger.
-        peak_bytes: the most at once, with the parameters' gradients.
+        held_bytes: bytes held between forward and backward, counted by the ledger.
+        peak_bytes: the most bytes alive at once in forward or backward; gradients of parameters count.
     """
 
     held_bytes: int
@@ -73,7 +73,7 @@ class Held:
 
 
 def held_by(runner: Runner) -> Held:
-    """Count what a runner holds between forward and backward, and its peak. Nothing is timed."""
+    """Measure the bytes that a runner holds between forward and backward, and its peak. Nothing is timed."""
     for _ in range(2):  # workspaces, compiled kernels and cached weights are made once
         with record(runner.module) as ledger:
             output = runner.module(runner.leaf.clone())
@@ -95,9 +95,9 @@ def _allocator_peak(runner: Runner) -> int:
 
 
 def live_peak(runner: Runner) -> int:
-    """Return the most bytes of live storages during forward and backward.
+    """Return the most bytes of storages that are alive at once during forward and backward.
 
-    Run the module once before, so that what is made only once doesn't count.
+    Call it after a first run of the module, so that buffers made only once don't count.
     """
     live = LiveStorages([runner.leaf, *runner.module.parameters(), *runner.module.buffers()])
     live.peak_bytes = 0

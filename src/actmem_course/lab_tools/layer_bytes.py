@@ -1,4 +1,4 @@
-"""Bytes of one layer in several configurations: a result for each, and how these are printed."""
+"""Compare predicted and measured bytes of one layer in several configurations, and print the results as a table."""
 
 from __future__ import annotations
 
@@ -27,15 +27,18 @@ def layer_result(
     extra: list[Row],
     measured: list[Row],
 ) -> dict[str, Any]:
-    """Return the result of one configuration on one rank, as labs write it to JSON.
+    """Make the dict that labs write to JSON for one configuration on one rank.
 
     Args:
-        configuration: its name in table 2.
-        formula: bytes divided by sbh.
-        predicted, extra: the formula's rows, and the rows of what the paper leaves out.
-        measured: rows of everything that autograd keeps.
+        configuration: the configuration's name in table 2.
+        formula: the predicted bytes as a formula, divided by sbh.
+        tensor_parallel_size: t.
+        rank: the rank.
+        predicted: predicted rows of the paper's terms.
+        extra: predicted rows of what the paper leaves out.
+        measured: rows of everything that autograd saved.
 
-    Returns: the first four arguments, and what ``compared`` returns.
+    Returns: the first four arguments, and the keys that ``compared`` returns.
     """
     place = {"configuration": configuration, "formula": formula, "tensor_parallel_size": tensor_parallel_size}
     return {**place, "rank": rank, **compared(predicted, extra, measured)}
@@ -45,10 +48,10 @@ def compared(predicted: list[Row], extra: list[Row], measured: list[Row]) -> dic
     """Compare predicted and measured rows.
 
     Returns:
-        ``predicted_bytes``, ``extra_bytes``, ``measured_bytes``: the totals of the three.
-        ``difference_bytes``: measured minus predicted and extra.
-        ``exact``: whether all terms agree.
-        ``disagreement``: the terms that don't agree, in words; "" if all do.
+        ``predicted_bytes``, ``extra_bytes``, ``measured_bytes``: the totals of the three arguments.
+        ``difference_bytes``: measured minus the sum of predicted and extra.
+        ``exact``: whether every term is equal.
+        ``disagreement``: in words, the terms that differ; "" if none does.
     """
     comparison = compare(predicted + extra, measured)
     return {
@@ -62,7 +65,18 @@ def compared(predicted: list[Row], extra: list[Row], measured: list[Row]) -> dic
 
 
 def print_layers(screen: Console, rows: list[dict[str, Any]], title: str, extra: list[Row]) -> bool:
-    """Print a table of ``rows``, the reasons of ``extra`` rows and what disagrees; returns whether all rows agree."""
+    """Print the results of several configurations as a table.
+
+    Below it are the reasons why the paper leaves out the ``extra`` rows, and the terms that differ from the prediction.
+
+    Args:
+        screen: the console to print on.
+        rows: dicts from ``layer_result``, of all ranks.
+        title: the table's title.
+        extra: predicted rows of what the paper leaves out.
+
+    Returns: whether all measurements equal their predictions.
+    """
     screen.print(layers_table(rows, title))
     if extra:
         screen.print(reasons_table(extra))
@@ -75,9 +89,10 @@ def print_layers(screen: Console, rows: list[dict[str, Any]], title: str, extra:
 
 
 def layers_table(rows: Iterable[Mapping[str, Any]], title: str) -> Table:
-    """Make a table with a line for each configuration, and its formula below its name.
+    """Make a table with one line for each configuration.
 
-    The line is that of one rank: the one that is furthest off, or, if all agree, the one that holds most.
+    Of each configuration it shows one rank: the one with the largest difference, or if all agree the one that holds
+    most.
     """
     layers = table(title, "bytes per layer and rank", *map(numbers, ("predicted", "extra", "measured", "diff.")))
     ranks: dict[str, list[Mapping[str, Any]]] = {}
@@ -101,6 +116,6 @@ def reasons_table(extra: Iterable[Row]) -> Table:
 
 
 def ranks_in_words(here: Ranks) -> str:
-    """Return a title's second line: ranks, device and torch's version."""
+    """Return the number of ranks, the device and torch's version as a line of text, for a title."""
     how = f"emulated rank 0 of {here.size}" if here.emulated else counted(here.size, "rank")
     return f"{how} on {here.device}, torch {version('torch')}"

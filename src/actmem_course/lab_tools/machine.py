@@ -1,4 +1,4 @@
-"""This machine: its memory, its name, and the dtype that one trains in here."""
+"""Facts of this machine: its memory, its name, and the dtype that is usual for training on it."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ EMULATED = (
 
 
 def usual_dtype(device: str) -> str:
-    """Return the dtype in which one trains on this device.
+    """Return the dtype that is usual for training on this device: "bfloat16", "float16" or "float32".
 
-    GPUs before sm_80, such as a T4, have no bfloat16: torch emulates it, slowly. They get float16, CPUs float32.
+    GPUs before sm_80, such as a T4, have no bfloat16 (torch emulates it slowly) and get float16. CPUs get float32.
     """
     if device == "cpu":
         return "float32"
@@ -37,10 +37,10 @@ def usual_dtype(device: str) -> str:
 
 
 def memory_bytes(device: str) -> int:
-    """Return the bytes of memory of this rank's GPU, or of the machine.
+    """Return the total memory, in bytes, of this rank's GPU ("cuda") or of the machine ("cpu").
 
-    All of it, not what is free: ranks on equal GPUs must reach the same verdict, and asking what is free would open a
-    context on a GPU before the rank has chosen its own.
+    It is not the free memory: all ranks must decide alike, and to ask for free memory would open a CUDA context on a
+    GPU before the rank has chosen its own.
     """
     if device == "cuda":
         return torch.cuda.get_device_properties(local_rank()).total_memory
@@ -53,11 +53,12 @@ def first_that_fits(
     """Return the first shape whose real tensors fit into the memory that this host's ranks share.
 
     Args:
-        bytes_of_a_rank: the bytes that each shape needs on one rank.
-        remedy: what the error tells the user to do if none fits.
+        bytes_of_a_rank: the shapes, each with the bytes that it needs on one rank.
+        args: the lab's parsed options.
+        remedy: advice for the error message.
 
     Raises:
-        ConfigError: none fits.
+        ConfigError: No shape fits.
     """
     sharing, there = ranks_here(args), memory_bytes(args.device)
     for shape, needed in bytes_of_a_rank.items():
@@ -73,14 +74,14 @@ def local_rank() -> int:
 
 
 def ranks_here(args: argparse.Namespace) -> int:
-    """Return how many ranks share the memory of ``memory_bytes``."""
+    """Return how many ranks share the memory that ``memory_bytes`` returns: on a CPU all ranks of this host, else 1."""
     if args.emulate is not None or args.device == "cuda":
         return 1
     return int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # as ``check_ranks`` has it
 
 
 def device_name(device: str) -> str:
-    """Return the GPU's or the processor's own name."""
+    """Return the model name of the GPU or the processor."""
     if device == "cuda":
         return torch.cuda.get_device_name()
     try:
@@ -91,12 +92,12 @@ def device_name(device: str) -> str:
 
 
 def clock_name(device: str) -> str:
-    """Return in words how times are taken on this device."""
+    """Return in words how time is measured on this device: "CUDA events" or "wall clock"."""
     return "CUDA events" if device == "cuda" else "wall clock"
 
 
 def described(shape: ModelShape, here: Ranks, dtype: str) -> str:
-    """Return two lines for a title: sizes and dtype; ranks, device and torch's version."""
+    """Return two lines of text for a title: the sizes and the dtype; the ranks, the device and torch's version."""
     a, b, h, s = shape.letters()
     ranks = f"emulated rank 0 of {here.size}" if here.emulated else counted(here.size, "rank")
     return f"s={s} b={b} h={h} a={a}, {dtype}\n{ranks} on {device_name(here.device)}, torch {version('torch')}"

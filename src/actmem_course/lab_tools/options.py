@@ -27,8 +27,8 @@ def lab_parser(script: str, doc: str, spelled: dict[str, str] | None = None) -> 
 
     Args:
         script: the lab's file name.
-        doc: the lab's docstring; its second paragraph is the description.
-        spelled: for each argument that a ConfigError names, the lab's option if that has another name.
+        doc: the lab's docstring; its second paragraph becomes the description in --help.
+        spelled: the lab's option for an argument of a ConfigError, if its name differs (see ``LabParser``).
     """
     parser = LabParser(prog=script, description=doc.split("\n\n")[1], spelled=spelled)
     add_json_argument(parser)
@@ -39,7 +39,7 @@ def add_shape_arguments(parser: argparse.ArgumentParser, default: str = "tiny") 
     """Add --model to a parser, and an option for each of s, b, h and a that overrides the model's own size.
 
     Args:
-        default: what is used without --model, in words.
+        default: for the help text: which model is used without --model.
     """
     parser.add_argument(
         "--model", choices=("tiny", *PAPER_MODELS), help=f"model whose layer is used (default: {default})"
@@ -49,12 +49,12 @@ def add_shape_arguments(parser: argparse.ArgumentParser, default: str = "tiny") 
 
 
 def shape_from(args: argparse.Namespace) -> ModelShape:
-    """Return the shape that the arguments name; raise ConfigError on sizes that do not fit together."""
+    """Return the shape that --model and the options for sizes describe; raise ConfigError on impossible sizes."""
     return model_shape(args.model or "tiny").with_sizes(**_given(args))
 
 
 def names_a_shape(args: argparse.Namespace) -> bool:
-    """Return whether the command line names a model or a size."""
+    """Return whether the user has given --model or an option for a size."""
     return args.model is not None or bool(_given(args))
 
 
@@ -63,10 +63,10 @@ def _given(args: argparse.Namespace) -> dict[str, int]:
 
 
 def layer_shapes(args: argparse.Namespace) -> list[ModelShape]:
-    """Return the layers from which ``machine.first_that_fits`` chooses.
+    """Return the layers to try, in order, from which ``machine.first_that_fits`` chooses.
 
-    If the command line names a layer, it is the only one. Else it is a tiny one on CPUs; on GPUs it is the 22B model's
-    layer, then the same with half the tokens, and so on.
+    If the user has named a model or sizes, that is the only one. Otherwise it is a tiny layer on CPUs; on GPUs it is
+    the 22B model's layer, then the same with half the tokens, and so on.
     """
     if args.device == "cpu" or names_a_shape(args):
         return [shape_from(args)]
@@ -77,7 +77,7 @@ def layer_shapes(args: argparse.Namespace) -> list[ModelShape]:
 
 
 def shortened(shape: ModelShape) -> str:
-    """Return a sentence if a layer of ``layer_shapes`` has fewer tokens than the 22B model's, else ""."""
+    """Return a sentence for the user if a layer was shortened (``layer_shapes``) because of memory, else ""."""
     paper = PAPER_MODELS["22B"].shape
     if shape.seq_length < paper.seq_length and shape.with_sizes(seq_length=paper.seq_length) == paper:
         return f"The 22B model's layer with {shape.seq_length:,} of its {paper.seq_length:,} tokens: more do not fit."
@@ -85,7 +85,7 @@ def shortened(shape: ModelShape) -> str:
 
 
 def add_dtype_argument(parser: argparse.ArgumentParser) -> None:
-    """Add --dtype, of the activations, to a parser; bfloat16 by default."""
+    """Add --dtype, the dtype of activations, to a parser; bfloat16 by default."""
     meaning = "of the activations (default: bfloat16)"
     parser.add_argument("--dtype", choices=tuple(ELEMENT_SIZES), default="bfloat16", help=meaning)
 
@@ -98,7 +98,11 @@ def add_timing_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check_timing(args: argparse.Namespace) -> str:
-    """Return the dtype's name, ``usual_dtype`` if none is given; raise ConfigError on a bad number of rounds."""
+    """Check --rounds, and return the name of the dtype: --dtype, or ``usual_dtype`` if that isn't given.
+
+    Raises:
+        ConfigError: The number of rounds is not allowed.
+    """
     check_size("rounds", args.rounds, largest=100_000)
     return args.dtype or usual_dtype(args.device)
 

@@ -1,4 +1,4 @@
-"""What a lab prints and writes: on rank 0 only, in at least 80 columns."""
+"""Print and write a lab's results: on rank 0 only, in at least 80 columns."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ WRONG = "bold red"
 
 
 def screen_of(rank: int) -> Console:
-    """Return standard output as rich's console; it is silent on every rank but 0."""
+    """Return a rich console for standard output, which prints on rank 0 only."""
     return command_line.screen(quiet=rank > 0, highlight=False)
 
 
 def status(rank: int, text: str) -> Status:
-    """Return a context that shows a moving line on rank 0's screen.
+    """Return a context that shows a spinner with ``text`` on rank 0's screen.
 
-    It is not for labs that take times, which it would disturb.
+    Don't use it while something is timed: the spinner takes processor time.
     """
     return Console(stderr=True, quiet=rank > 0).status(text)
 
 
 def gather_rows(here: Ranks, own: Iterable) -> list:
-    """Return the rows of all ranks, one rank after the other. Every rank must call it."""
+    """Collect the rows of all ranks in one list, in rank order. Every rank must call it."""
     return [row for of_rank in here.gather(list(own)) for row in of_rank]
 
 
@@ -45,6 +45,6 @@ def write_rows(path: Path | None, rank: int, rows: object) -> None:
 
 
 def show_progress(rank: int, text: str = "") -> None:
-    """Overwrite the last line on rank 0's screen; do nothing if stderr is a file."""
+    """Show progress in one line on rank 0's screen, which the next call overwrites; do nothing if stderr is a file."""
     if rank == 0:
         command_line.show_progress(text)

@@ -1,12 +1,11 @@
-"""What is counted of a model of the paper: bytes of one emulated pipeline rank, FLOPs and parameters of the whole
-model.
+"""Count the saved bytes, FLOPs and parameters of the paper's models, by running them without their GPUs.
 
-Bytes are counted on one emulated pipeline rank, with everything in flight: it runs the real GPT part on torch's fake
-backend, through the schedule's own actions, up to the moment at which it holds most.
+Bytes are those of one emulated pipeline rank: its real model chunks run on torch's fake backend, through the actions of
+the schedule, up to the moment at which the rank holds most.
 
-FLOPs and parameters are those of the whole model, on the meta device, where tensors have shapes and no numbers.
-``torch.utils.flop_counter`` counts matmuls from the shapes that reach them, so logits and attention count; embedding
-look-ups, softmax, layer norm, GeLU, dropout, biases and the loss do not.
+FLOPs and parameters are those of the whole model on the meta device, where tensors have shapes and no values.
+``torch.utils.flop_counter`` counts the matmuls, so logits and attention count; embedding look-ups, softmax, layer norm,
+GeLU, dropout, biases and the loss don't.
 """
 
 from dataclasses import dataclass, replace
@@ -34,7 +33,13 @@ STAGE_CONFIGURATIONS = tuple(_CONFIGURATIONS)
 
 @dataclass(frozen=True)
 class PaperStage:
-    """One pipeline rank of a model of table 3, in one configuration of table 2."""
+    """One pipeline rank of one of the paper's models, in one configuration.
+
+    Attributes:
+        model_name: the model in table 3, such as "175B".
+        configuration_name: the configuration in table 2, such as "tensor+sequence".
+        pipeline_rank: which rank of the pipeline, from 0.
+    """
 
     model_name: str
     configuration_name: str
@@ -52,12 +57,12 @@ class PaperStage:
 
     @property
     def parallel(self) -> Parallel:
-        """How table 3's ranks share the model, with or without sequence parallelism."""
+        """How the ranks share the model: table 3's layout, with sequence parallelism if the configuration has it."""
         return replace(self.model.parallel, sequence_parallel=self.configuration.sequence_parallel)
 
     @property
     def num_microbatches(self) -> int:
-        """Microbatches of one iteration."""
+        """How many microbatches one iteration has."""
         return num_microbatches(self.model)
 
     def _stage_rows(self) -> list[Row]:
@@ -65,34 +70,37 @@ class PaperStage:
         return stage_rows(model.shape, self.parallel, self.pipeline_rank, recompute, self.num_microbatches)
 
     def rows(self) -> list[Row]:
-        """Predict the rank's rows of terms that the paper counts."""
+        """Predict what the rank saves for backward at its peak: the terms that the paper counts."""
         return paper_rows(self._stage_rows())
 
     def extra_rows(self) -> list[Row]:
-        """Predict the rank's rows that the paper leaves out."""
+        """Predict what the rank saves for backward at its peak: the terms that the paper leaves out."""
         return extra_rows(self._stage_rows())
 
     @property
     def plan(self) -> Counted:
-        """The rank as the planner has it, without its bytes."""
+        """The same rank as a layout of the planner, with 0 for its bytes; ``measure_fullest`` takes it."""
         layout = replace(self.parallel, micro_batch_size=self.model.shape.micro_batch_size)
         return Counted(layout, self.configuration.recompute, self.num_microbatches, self.pipeline_rank, bytes=0)
 
 
 def num_microbatches(model: PaperModel) -> int:
-    """Return the microbatches of one iteration, without data parallelism."""
+    """Return how many microbatches one iteration has without data parallelism."""
     return model.global_batch_size // model.shape.micro_batch_size
 
 
 @cache
 def measure_paper_stage(stage: PaperStage) -> list[Row]:
-    """Measure what the rank keeps at its fullest, by the ledger, in bfloat16 on an emulated rank of t."""
+    """Measure with the ledger what an emulated rank saves for backward at its peak, in bfloat16.
+
+    Returns: one row for each term.
+    """
     with emulated(stage.plan) as ranks:
         return measure_fullest(planned_model_of(stage.model_name), stage.plan, ranks)[1]
 
 
 def meta_model(shape: ModelShape, recompute: str = "none") -> GPT:
-    """Make the whole model on the meta device, without storage."""
+    """Make the whole model on the meta device, where tensors take no memory."""
     with torch.device("meta"):
         # Built without naming the device: its random-number generators need a real one.
         model = GPT(shape, recompute=recompute, dtype=torch.bfloat16)
@@ -100,9 +108,9 @@ def meta_model(shape: ModelShape, recompute: str = "none") -> GPT:
 
 
 def count_flops(shape: ModelShape, recompute: str = "none") -> dict[str, int]:
-    """Count the FLOPs of one microbatch through all layers, forward and backward.
+    """Count the FLOPs of forward and backward of one microbatch through the whole model.
 
-    Returns: the FLOPs of each torch operator that multiplies, by its name, such as "aten.addmm".
+    Returns: the FLOPs by torch's operator for matmuls, such as "aten.addmm".
     """
     model = meta_model(shape, recompute)
     tokens = torch.zeros(shape.micro_batch_size, shape.seq_length, dtype=torch.long, device="meta")
@@ -113,13 +121,13 @@ def count_flops(shape: ModelShape, recompute: str = "none") -> dict[str, int]:
 
 @cache
 def count_iteration(model_name: str, recompute: str) -> dict[str, int]:
-    """Count the FLOPs of a whole iteration of one of the paper's models: of all its equal microbatches.
+    """Count the FLOPs of a whole iteration (all microbatches) of one of the paper's models.
 
     Args:
         model_name: a key of PAPER_MODELS, such as "175B".
-        recompute: a mode's name.
+        recompute: mode of recomputation.
 
-    Returns: the FLOPs by torch operator, as from ``count_flops``.
+    Returns: the FLOPs by torch's operator, as in ``count_flops``.
     """
     model = PAPER_MODELS[model_name]
     counts = count_flops(model.shape, recompute)
@@ -128,9 +136,9 @@ def count_iteration(model_name: str, recompute: str) -> dict[str, int]:
 
 @cache
 def count_parameters(model_name: str) -> tuple[int, int]:
-    """Count the parameters of the whole model, and those of its first pipeline rank, by building the GPT.
+    """Count parameters by building the GPT.
 
-    Returns: the two numbers.
+    Returns: the parameters of the whole model, and those of one rank of its first pipeline stage.
     """
     model, stage = PAPER_MODELS[model_name], PaperStage(model_name, "tensor+sequence")
     chunks = chunks_of(planned_model_of(model_name), stage.plan)

@@ -1,8 +1,8 @@
-"""What torch's caching allocator reserves for training steps, without a GPU.
+"""Predict how much memory torch's caching allocator reserves for training steps, without a GPU.
 
-The steps run on fake tensors, with all the code that the user would run: FSDP2's too. Each storage gets a block of the
-model in ``actmem_course.others.allocator`` when it is made, and gives it back when it ends, so the order is the real
-one. What a kernel allocates inside itself isn't seen.
+The steps run on fake tensors, with all the code that a user would run, FSDP2 included. Each storage takes a block from
+a model of the allocator (``actmem_course.others.allocator``) when it is made, and gives it back when it is freed, so
+the order is that of a real run. What a kernel allocates internally isn't seen.
 """
 
 import gc
@@ -20,16 +20,16 @@ from actmem_tools.load_model import run_forward
 
 
 class ReservedMemory(StepMode):
-    """Gives each storage that operations make in its ``with`` block a block of the modelled allocator.
+    """Allocates every storage that is made in its ``with`` block from a model of torch's caching allocator.
 
-    Each stream has blocks of its own, as in torch (``BlockComparatorSize`` in CUDACachingAllocator.cpp): FSDP2 gathers
-    weights and reduces gradients on further streams.
+    Each stream has its own blocks, as in torch (``BlockComparatorSize`` in CUDACachingAllocator.cpp): FSDP2 gathers
+    weights and reduces gradients on streams of their own.
 
     Args:
-        existing: tensors that are there before.
+        existing: tensors that exist before the block, which get memory first.
 
     Attributes:
-        peak: the most bytes that blocks in use had at a time, as ``max_memory_allocated`` counts.
+        peak: the most bytes of blocks in use at once, which is what ``max_memory_allocated`` counts.
     """
 
     def __init__(self, existing: Iterable[Tensor]):
@@ -42,7 +42,7 @@ class ReservedMemory(StepMode):
 
     @property
     def bytes(self) -> int:
-        """What the allocator has reserved so far; it gives nothing back."""
+        """The bytes that the allocator has reserved so far; it never returns any to the GPU."""
         return sum(allocator.reserved for allocator in self._allocators.values())
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -72,15 +72,15 @@ class ReservedMemory(StepMode):
 def allocator_bytes(
     model: nn.Module, inputs: Any, optimizer: torch.optim.Optimizer, num_microbatches: int = 1
 ) -> tuple[int, int]:
-    """Train until a further step reserves nothing more.
+    """Run training steps until one more step reserves no more memory, and return how much is allocated and reserved.
 
     Args:
-        model: what is trained, of fake tensors.
-        inputs: of each microbatch, as ``run_forward`` takes them.
-        optimizer: makes its states in the first step.
-        num_microbatches: of a step.
+        model: the model, made of fake tensors.
+        inputs: the inputs of each microbatch, as ``run_forward`` takes them.
+        optimizer: the optimizer of the model's parameters.
+        num_microbatches: how many microbatches a step has.
 
-    Returns: the peak of what is allocated; what is reserved in the end. Both in bytes.
+    Returns: the peak of allocated bytes, and the bytes that are reserved in the end.
     """
     memory, before = ReservedMemory([*model.parameters(), *model.buffers(), *tensors_in(inputs)]), 0
     gc.disable()  # or storages in reference cycles would be freed at any moment

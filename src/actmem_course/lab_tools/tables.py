@@ -1,4 +1,4 @@
-"""One way to make a table for a terminal: at most 80 columns, and bytes in full, since they are exact."""
+"""Make tables for the terminal, at most 80 columns wide. Bytes are printed with all digits, because they are exact."""
 
 from rich.table import Column, Table
 from rich.text import Text
@@ -7,20 +7,22 @@ from actmem_tools.command_line import empty_table
 
 
 def numbers(name: str) -> Column:
-    """Return a column of numbers: aligned to the right, never broken."""
+    """Return a column for numbers: aligned right, never wrapped."""
     return Column(name, justify="right", no_wrap=True)
 
 
 def words(name: str) -> Column:
-    """Return a column of sentences, which may be wrapped."""
+    """Return a column for sentences, which may wrap."""
     return Column(name, overflow="fold")
 
 
 def table(title: str, *columns: str | Column, tight: bool = False) -> Table:
-    """Make an empty table. A column given by its name alone holds short text, which is never broken.
+    """Make an empty table.
 
     Args:
-        tight: put less space between the columns.
+        title: the line above the table.
+        columns: the columns; one given as a string, its name, is for short text that never wraps.
+        tight: whether to put less space between the columns.
     """
     made = empty_table(title)
     made.collapse_padding = tight
@@ -31,10 +33,10 @@ def table(title: str, *columns: str | Column, tight: bool = False) -> Table:
 
 
 def red_if(wrong: bool) -> str:
-    """Return the style of a table's line: red if ``wrong``."""
+    """Return a rich style for a line of a table: bold red if ``wrong``, else plain."""
     return "bold red" if wrong else ""
 
 
 def two_lines(text: str, below: str) -> Text:
-    """Return a cell with a dim second line."""
+    """Return a table cell with ``text`` and below it a dim second line."""
     return Text(text).append(f"\n{below}", style="dim")

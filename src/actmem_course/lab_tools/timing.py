@@ -1,8 +1,7 @@
-"""Time several candidates on the same work, in turns, so that what slows one slows all.
+"""Time several candidates fairly: they take turns, so that whatever slows the machine slows all of them.
 
-A machine's speed drifts: other programs, heat, clocks.  So each round runs every candidate once,
-in a new random order, and candidates are compared within a round.  Forward and backward are timed
-separately.
+A machine's speed drifts with other programs, heat and clock rates.  So each round runs every candidate once, in a new
+random order, and candidates are compared within a round.  Forward and backward are timed separately.
 """
 
 from __future__ import annotations
@@ -44,29 +43,29 @@ class Sample:
 
 @dataclass(frozen=True)
 class Work:
-    """What is timed: a step runs ``backward(forward())``, and ``finish()`` cleans up after it, untimed."""
+    """Code to be timed.  One step runs ``backward(forward())``; after it ``finish()`` cleans up, which isn't timed."""
 
     forward: Callable[[], Any]
     backward: Callable[[Any], None]
     finish: Callable[[], None] = lambda: None
 
     def under(self, context: Callable[[], ContextDecorator]) -> Work:
-        """Return the same work with forward and backward each in a ``context()`` of its own."""
+        """Return the same work, but with forward and backward each run inside a new ``context()``."""
         return Work(context()(self.forward), context()(self.backward), self.finish)
 
 
 class Stopwatch:
-    """Marks moments and gives the seconds between them.
+    """Marks moments and returns the seconds between two of them.
 
-    On ``"cuda"`` a moment is an event on the current stream, which can be read after ``wait``. Elsewhere it is
-    wall-clock time.
+    On ``"cuda"`` a moment is an event on the current stream; call ``wait`` before you read the seconds. On other
+    devices it is the wall-clock time.
     """
 
     def __init__(self, device: str):
         self._cuda = device == "cuda"
 
     def mark(self) -> Any:
-        """Return this moment."""
+        """Return the current moment."""
         if not self._cuda:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
@@ -74,7 +73,7 @@ class Stopwatch:
         return event
 
     def seconds(self, start: Any, end: Any) -> float:
-        """Return the seconds between two moments that ``mark`` returned, on CUDA after ``wait``."""
+        """Return the seconds between two moments that ``mark`` returned; on CUDA call ``wait`` before."""
         return start.elapsed_time(end) / 1000 if self._cuda else end - start
 
     def wait(self) -> None:
@@ -92,23 +91,24 @@ def take_turns(
     meet: Callable[[], None] = lambda: None,
     on_round: Callable[[int], None] = lambda number: None,
 ) -> dict[Hashable, list[Sample]]:
-    """Time all candidates in turns.
+    """Time all candidates in turns on this rank.
 
-    Python collects garbage between rounds only. On CUDA an untimed step runs right before each timed one, so that the
-    CPU is ahead of the GPU, as in training.
+    Python's garbage collector runs only between rounds. On CUDA an untimed step runs right before each timed one, so
+    that the CPU is ahead of the GPU, as in training.
 
     Args:
-        candidates: by name.
-        rounds: how many samples each gets.
-        warm_up: rounds before these that do not count.
+        candidates: the work of each candidate, by its name.
+        rounds: how many rounds are timed.
+        warm_up: how many rounds run before and don't count.
+        device: "cpu" or "cuda".
         meet: called before each step; a barrier if there are several ranks.
         on_round: called after each round with its number, from 1 on.
 
     Returns:
-        For each candidate its samples, one for each round.
+        For each candidate a list of samples, one for each round.
 
     Raises:
-        ConfigError: on a bad number of rounds.
+        ConfigError: The number of rounds is not allowed.
     """
     check_size("rounds", rounds)
     watch = Stopwatch(device)
@@ -148,18 +148,18 @@ def _step(work: Work, watch: Stopwatch, meet: Callable[[], None], lead: bool) ->
 
 @dataclass(frozen=True)
 class Timings:
-    """Samples of each candidate, one for each round, each that of the rank that took longest.
+    """The times of all candidates.
 
     Attributes:
-        samples: by the candidate's name.
-        part: which seconds ``over`` compares: "seconds", "forward_seconds" or "backward_seconds".
+        samples: for each candidate, by name, one sample per round: that of the slowest rank in this round.
+        part: which seconds ``over`` compares: "seconds" (both passes), "forward_seconds" or "backward_seconds".
     """
 
     samples: Mapping[Hashable, list[Sample]]
     part: str = "seconds"
 
     def medians(self, name: Hashable) -> dict[str, float]:
-        """Return one candidate's median seconds: ``forward_seconds``, ``backward_seconds`` and ``combined_seconds``."""
+        """Return one candidate's medians, under "forward_seconds", "backward_seconds" and "combined_seconds"."""
         fields = {"forward": "forward_seconds", "backward": "backward_seconds", "combined": "seconds"}
         return {
             f"{part}_seconds": median(getattr(sample, field) for sample in self.samples[name])
@@ -167,21 +167,25 @@ class Timings:
         }
 
     def over(self, name: Hashable, base: Hashable) -> dict[str, Any]:
-        """Return how much longer one candidate takes than another, as the function ``over`` has it."""
+        """Return how much longer candidate ``name`` takes than ``base``, in the form that the function ``over`` has."""
         return over(*([getattr(sample, self.part) for sample in self.samples[one]] for one in (name, base)))
 
 
 def over(times: Sequence[float], base: Sequence[float]) -> dict[str, Any]:
-    """Return how much longer some times are than the base's, as labs write it to JSON.
+    """Compute how much longer something takes than a base, with a confidence interval, as labs write it to JSON.
 
-    Times are divided within each round, so that what slowed both cancels.
+    Each time is divided by the base's time of the same round, so that whatever slowed both cancels.
+
+    Args:
+        times: seconds, one for each round.
+        base: seconds of the base in the same rounds.
 
     Returns:
-        ``value``: the median of the ratio, less 1.
-        ``low``, ``high``: the ends of the 95% interval of its true median.
-        ``margin``: half of that interval.
+        ``value``: the median of these ratios, minus 1; 0.04 is 4% longer.
+        ``low``, ``high``: the ends of the 95% confidence interval of that median, minus 1.
+        ``margin``: half the width of that interval.
         ``is_real``: False if the difference could be noise.
-        ``within``: what the difference is below if it could be noise.
+        ``within``: the size that the difference is below, if it could be noise.
     """
     ratios = sorted(seconds / base_seconds for seconds, base_seconds in zip(times, base, strict=True))
     outside = _ranks_outside(len(ratios))
@@ -206,10 +210,13 @@ def _ranks_outside(count: int) -> int:
 
 
 def time_in_turns(work: Mapping[Any, Work], ranks: Ranks, *, rounds: int, part: str = "seconds") -> Timings:
-    """Time all candidates in turns on all ranks, and show the progress. Every rank must call it.
+    """Time all candidates in turns on all ranks together, and show progress. Every rank must call it.
 
     Args:
-        part: of ``Timings``.
+        work: the work of each candidate, by its name.
+        ranks: all ranks.
+        rounds: how many rounds are timed.
+        part: which seconds ``Timings.over`` compares.
     """
     keep_freed_memory()
     # Meaningless values of emulated ranks may be denormal numbers, on which CPUs are slow.
@@ -231,14 +238,14 @@ def time_in_turns(work: Mapping[Any, Work], ranks: Ranks, *, rounds: int, part: 
 
 
 def keep_freed_memory() -> bool:
-    """Make the C library keep the memory that this process frees.
+    """Make the C library keep memory that this process frees, because returning it would disturb times on a CPU.
 
-    Otherwise it returns large blocks to the system when they are freed; the next tensor then gets new pages, each
-    cleared first. How often this happens depends on the order of frees, which differs between recomputation modes, and
-    the effect is large enough to hide the difference between them. GPU allocators keep freed memory, and so do the CPU
-    allocators that training runs use.
+    By default the C library returns large freed blocks to the system, and the next tensor then gets new pages that must
+    be cleared first. How often that happens depends on the order of frees, which differs between modes of
+    recomputation; the effect is larger than the difference between the modes. GPU allocators, and the CPU allocators
+    that training runs use, keep freed memory too.
 
-    Returns: False if malloc can't be configured (not glibc).
+    Returns: whether it worked; it does with glibc only.
     """
     mmap_threshold, trim_threshold = -3, -1  # names of malloc.h, which ctypes doesn't know
     try:

@@ -1,6 +1,6 @@
-"""A profiler trace that shows the paper's names: f, f_bar, g, g_bar, core attention recompute.
+"""Record a profiler trace in which operations have the paper's names: f, f_bar, g, g_bar, core attention recompute.
 
-The functions are wrapped only while a trace is recorded, so the names cost nothing otherwise.
+Functions are wrapped only while a trace is recorded, so the names cost nothing otherwise.
 """
 
 from collections.abc import Callable, Iterator
@@ -40,7 +40,7 @@ _RANGES = (
 
 @contextmanager
 def paper_ranges() -> Iterator[None]:
-    """In the block, name what runs by the paper's names, as ranges of torch's profiler."""
+    """Make a context in which the paper's operators appear as named ranges in traces of torch's profiler."""
     with ExitStack() as stack:
         for owner, name, text in _RANGES:
             stack.enter_context(replaced(owner, name, record_function(text)))
@@ -49,9 +49,14 @@ def paper_ranges() -> Iterator[None]:
 
 
 def write_trace(candidates: dict[str, Work], path: Path | None, device: str) -> None:
-    """Run each candidate once and write a trace to ``path``, for https://ui.perfetto.dev.
+    """Run each candidate once, and write a trace that https://ui.perfetto.dev can show.
 
-    Every rank must call it; a rank without a path writes nothing.
+    Every rank must call it.
+
+    Args:
+        candidates: the work of each candidate, by its name.
+        path: the file to write; None on ranks that write nothing.
+        device: "cpu" or "cuda".
     """
     for work in candidates.values():  # so that one-time work is not part of a step
         work.backward(work.forward())
@@ -73,13 +78,13 @@ def write_trace(candidates: dict[str, Work], path: Path | None, device: str) -> 
 
 
 def hidden_collectives(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Find how much of the time of a trace's NCCL kernels other kernels ran.
+    """Find how much of the time of collectives overlaps with other kernels in a trace.
 
     Args:
-        events: ``traceEvents`` of a file that ``write_trace`` made on a GPU; a CPU's trace has no kernels.
+        events: ``traceEvents`` of a file that ``write_trace`` wrote on a GPU (a CPU's trace has no kernels).
 
-    Returns: for each ``step``, ``pass`` and ``kind`` of collective its milliseconds ``ms``, and ``hidden_ms``, those
-        during which another kernel ran.
+    Returns: a dict for each ``step``, ``pass`` and ``kind`` of collective, with ``ms``, the milliseconds of its NCCL
+        kernels, and ``hidden_ms``, the part of them during which another kernel ran.
     """
     kernels = [event for event in events if event.get("cat") == "kernel"]
     others = [(event["ts"], event["ts"] + event["dur"]) for event in kernels if "nccl" not in event["name"].lower()]

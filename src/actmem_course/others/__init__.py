@@ -1,11 +1,16 @@
-"""What others printed, published and logged: facts to compare with, and the arithmetic on them."""
+"""Numbers that others printed, published or logged, to compare our predictions with."""
 
 import csv
 from importlib import resources
 
 
 def table_rows(file: str, package: str = __name__) -> list[dict[str, str]]:
-    """Return the rows of a tab-separated file of this folder or another package's, by the names in its first line."""
+    """Read a tab-separated file of a package: one dict for each line, with the names of the first line as keys.
+
+    Args:
+        file: the file's name.
+        package: the package that has it; by default this one.
+    """
     # Also from an archive: a page loads the package from a zip file.
     text = resources.files(package).joinpath(file).read_text(encoding="utf-8")
     return list(csv.DictReader(text.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE))

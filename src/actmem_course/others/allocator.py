@@ -1,11 +1,14 @@
-"""torch's caching allocator on one stream, without a GPU: which block each tensor gets, and what it counts.
+"""A model of torch's caching allocator on one stream, without a GPU: which block does each tensor get?
 
 ``torch.cuda.max_memory_allocated`` adds up *blocks*, and a block can be larger than its tensor. The rules are those of
-c10/cuda/CUDACachingAllocator.cpp (torch 2.8). Sizes are rounded up to a multiple of 512 B. Blocks up to 1 MiB come from
-segments of 2 MiB, blocks up to 10 MiB from segments of 20 MiB, larger ones from a segment of their own, rounded up to 2
-MiB. The smallest free block that fits is taken, and of equal ones that with the lowest address. A large block is split
-only if more than 1 MiB is left over (``should_split``). What is left unsplit is counted as allocated: up to 1 MiB a
-tensor, which no formula of tensors shows.
+c10/cuda/CUDACachingAllocator.cpp (torch 2.8):
+
+- Sizes are rounded up to a multiple of 512 B.
+- Blocks up to 1 MiB come from segments of 2 MiB, blocks up to 10 MiB from segments of 20 MiB. A larger block gets its
+  own segment, rounded up to 2 MiB.
+- A tensor takes the smallest free block that fits; of equally large ones, the one with the lowest address.
+- A large block is split only if more than 1 MiB is left over (``should_split``). Otherwise the rest counts as
+  allocated: up to 1 MiB for a tensor, which no formula of tensors predicts.
 """
 
 from dataclasses import dataclass, field
@@ -21,19 +24,19 @@ _APART = 2**50
 
 
 def rounded(num_bytes: int, unit: int = _ROUND) -> int:
-    """Return ``num_bytes`` rounded up to whole units, at least one."""
+    """Round ``num_bytes`` up to a multiple of ``unit``, and to at least one unit."""
     return max(unit, -(-num_bytes // unit) * unit)
 
 
 @dataclass(eq=False)
 class MemoryBlock:
-    """A stretch of a segment that is free or holds one tensor.
+    """A part of a segment that is free or holds one tensor.
 
     Attributes:
-        address: In bytes.
-        size: In bytes.
+        address: Its address in bytes.
+        size: Its size in bytes.
         in_use: Whether it holds a tensor.
-        name: Of the tensor that it holds, or held last.
+        name: Name of the tensor that it holds, or of the last one that it held.
     """
 
     address: int
@@ -44,11 +47,11 @@ class MemoryBlock:
 
 @dataclass(eq=False)
 class Segment:
-    """Memory that the GPU gave at once, as blocks in order.
+    """Memory that the allocator requested from the GPU at once, divided into blocks.
 
     Attributes:
         small: Whether it is for tensors of up to 1 MiB.
-        blocks: Free ones and those in use.
+        blocks: Its blocks in the order of their addresses, free ones and those in use.
     """
 
     small: bool
@@ -56,11 +59,11 @@ class Segment:
 
     @property
     def address(self) -> int:
-        """Address of its first block."""
+        """The address of its first block, in bytes."""
         return self.blocks[0].address
 
     def join_free(self) -> None:
-        """Join free neighbours to one block."""
+        """Merge free blocks that are neighbours."""
         joined = self.blocks[:1]
         for block in self.blocks[1:]:
             if joined[-1].in_use or block.in_use:
@@ -72,16 +75,16 @@ class Segment:
 
 @dataclass
 class CachingAllocator:
-    """An allocator whose blocks are taken and given back.
+    """The allocator: ``take`` a block for a tensor, and ``free`` it.
 
-    No segment is given back to the GPU: torch does that only when it would run out of memory, or on ``empty_cache``,
-    and in both cases the bytes of ``stuck`` would stay.
+    It never returns a segment to the GPU. torch does so only on ``empty_cache`` or when it would run out of memory, and
+    even then the bytes of ``stuck`` stay reserved.
 
     Attributes:
-        expandable: Whether PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True is set. Then a segment grows, where
-            otherwise a second one is made.
+        expandable: Whether PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True is set: a segment then grows, and no second
+            one is made.
         allocated, peak: Bytes of blocks in use, now and at most.
-        segments: What the GPU has given.
+        segments: The segments requested from the GPU so far.
     """
 
     expandable: bool = False
@@ -109,7 +112,7 @@ class CachingAllocator:
         return block
 
     def free(self, *blocks: MemoryBlock) -> None:
-        """Give blocks back; a free neighbour is joined to them."""
+        """Free blocks, and merge them with free neighbours."""
         for block in blocks:
             block.in_use = False
             self.allocated -= block.size
@@ -117,16 +120,15 @@ class CachingAllocator:
 
     @property
     def reserved(self) -> int:
-        """Bytes of all segments: what the GPU has given."""
+        """Bytes of all segments: what ``torch.cuda.memory_reserved`` shows."""
         return sum(block.size for segment in self.segments for block in segment.blocks)
 
     @property
     def stuck(self) -> int:
-        """Free bytes that torch can't give back to the GPU.
+        """Free bytes that torch can't return to the GPU.
 
-        torch returns each segment that holds no tensor, and of an expandable segment each page that lies inside a free
-        block (``release_blocks``). In an expandable segment, what it can't return are the pages that a free block
-        shares with a tensor.
+        torch can return a segment that holds no tensor. Of an expandable segment it can also return the pages that lie
+        entirely in a free block (``release_blocks``), but not a page that a free block shares with a tensor.
         """
         stuck_bytes = 0
         for segment in self.segments:

@@ -1,4 +1,4 @@
-"""Where the paper's text, its formulas and our counts differ, with our numbers computed for each place.
+"""The places where the paper's text or formulas differ from our counts, each with our numbers.
 
 None of this affects the paper's method; most of it strengthens the conclusion.
 """
@@ -15,7 +15,7 @@ from actmem_course.others import paper, table_rows
 
 @dataclass(frozen=True)
 class Value:
-    """One number of ours: for which model (or case), how much, and in which unit."""
+    """One of our numbers, with its unit; the label says for which model or case it is."""
 
     label: str
     value: Fraction | float
@@ -31,9 +31,9 @@ class Disagreement:
     """One place where the paper and our count differ.
 
     Attributes:
-        where: Section of the paper.
-        printed: What the paper says.
-        ours: Our numbers.
+        where: The section of the paper.
+        printed: What the paper says there.
+        ours: Our numbers for the same quantity.
         why: The cause of the difference.
     """
 
@@ -47,7 +47,7 @@ class Disagreement:
 
 
 def disagreements() -> list[Disagreement]:
-    """Return all disagreements, in the order of the paper: the lines of disagreements.tsv, each with our numbers."""
+    """Return all disagreements in the order of the paper: texts from disagreements.tsv, with our numbers computed."""
     lines = table_rows("disagreements.tsv")
     return [Disagreement(ours=tuple(ours), **line) for line, ours in zip(lines, _values(), strict=True)]
 
@@ -99,7 +99,12 @@ def _percents(shares: dict[str, Fraction]) -> list[Value]:
 
 
 def baseline_share(row: str, model: PaperModel) -> Fraction:
-    """Return the bytes of a row of table 2 relative to tensor parallelism alone, for one layer of a model."""
+    """Return the bytes that one layer saves in a configuration, divided by those with tensor parallelism alone.
+
+    Args:
+        row: the configuration's name in table 2.
+        model: the paper's model.
+    """
     rows = {configuration.name: configuration for configuration in TABLE2}
     place = model.shape, model.parallel.tensor_parallel_size
     return Fraction(closed_form(rows[row], *place), closed_form(rows["tensor"], *place))

@@ -1,11 +1,13 @@
-"""Pairs of runs that NVIDIA's CI logged and that differ in one thing, with a formula for that difference.
+"""Pairs of runs in the logs of NVIDIA's CI that differ in one setting, with a formula for the difference in memory.
 
-logged_pairs.tsv has what NVIDIA/Megatron-LM's tests/functional_tests/test_cases/*/golden_values_dev_dgx_*.json
-(snapshot d98e8a64) say of the last rank. "peak" is the largest mem-max-allocated-bytes. "held" is mem-allocated-bytes,
-what stays between steps: weights, gradients, optimizer states. Peak minus held is activations, and the difference of
-two runs is what they don't share. The last columns count the tensors of that difference. These are the pairs that
-tensors alone explain; in others the kernels' sources don't show what they save, or the allocator's blocks change from
-log to log.
+logged_pairs.tsv has numbers of the last rank from NVIDIA/Megatron-LM's
+tests/functional_tests/test_cases/*/golden_values_dev_dgx_*.json (snapshot d98e8a64). "peak" is the largest
+mem-max-allocated-bytes. "held" is mem-allocated-bytes: what stays between steps (weights, gradients, optimizer states).
+Peak minus held is the activations; the difference of two runs in it comes from the setting in which they differ. The
+last columns count the tensors that make up this difference.
+
+These are the pairs that tensors alone explain. In others the kernels' source doesn't show what they save, or the
+allocator's blocks change from log to log.
 """
 
 from dataclasses import dataclass
@@ -24,9 +26,9 @@ MOST_NUMBERS = 12
 
 
 def term_bytes() -> dict[str, int]:
-    """Return the bytes of each term that logged_pairs.tsv counts.
+    """Return the bytes of one tensor (or layer) of each kind that logged_pairs.tsv counts, by the column's name.
 
-    In 16 bits; in float32 for statistics and the loss's logits.
+    Activations have 16 bits, statistics and the logits of the loss 32.
     """
     a, b, h, s = SHAPE.letters()
     v, of_two_ranks = (padded_vocab_size(_WORDS, t) for t in (1, 2))
@@ -43,13 +45,14 @@ def term_bytes() -> dict[str, int]:
 
 @dataclass(frozen=True)
 class LoggedPair:
-    """Two runs on one kind of GPU.
+    """Two logged runs that differ in one setting.
 
     Attributes:
-        what: The one thing in which they differ.
-        first, second: The tests' names.
-        logged_bytes: Peak minus held of the first run, less that of the second.
-        counts: For each term, how many more tensors the first run has.
+        what: The setting in which they differ.
+        gpu: The kind of GPU.
+        first, second: The names of the two runs' tests.
+        logged_bytes: The activations of the first run (peak minus held) minus those of the second.
+        counts: How many more tensors of each kind the first run has, by the names of ``term_bytes``.
     """
 
     what: str
@@ -61,30 +64,30 @@ class LoggedPair:
 
     @property
     def formula(self) -> str:
-        """The difference in terms, such as ``12 · layer − 12 · 2sbh``; ``0`` where nothing should differ."""
+        """The predicted difference as a formula, such as ``12 · layer − 12 · 2sbh``; ``0`` if there should be none."""
         parts = [f"{'−' if count < 0 else '+'} {abs(count)} · {term}" for term, count in self.counts.items()]
         return " ".join(parts).removeprefix("+ ") or "0"
 
     @property
     def formula_bytes(self) -> int:
-        """The formula's value, in bytes."""
+        """The predicted difference in bytes."""
         terms = term_bytes()
         return sum(count * terms[term] for term, count in self.counts.items())
 
     @property
     def apart_bytes(self) -> int:
-        """Logged bytes minus those of the formula."""
+        """Logged difference minus predicted difference, in bytes."""
         return self.logged_bytes - self.formula_bytes
 
     @property
     def explained(self) -> bool:
-        """Whether only tensors of one number remain unexplained."""
+        """Whether the formula is exact up to a few one-element tensors, such as a loss; each takes a block of 512 B."""
         numbers, rest = divmod(abs(self.apart_bytes), BLOCK_BYTES)
         return not rest and numbers <= MOST_NUMBERS
 
 
 def logged_pairs() -> list[LoggedPair]:
-    """Return all pairs; the first two are equal to the byte, the third is six numbers apart."""
+    """Return all pairs. The formula is exact for the first two; for the third it is six one-element tensors off."""
     return [_pair(row) for row in table_rows("logged_pairs.tsv")]
 
 

@@ -1,8 +1,9 @@
-"""18 public runs of nanotron, and what its code keeps for a Llama on rank 0, tensor by tensor, when it holds most.
+"""18 public runs of nanotron, each with a prediction of the peak of rank 0, tensor by tensor.
 
-Read from its code (models/llama.py, parallel/, optim/, nn/ of huggingface/nanotron at ee785d6c, July 2024):
-sequence-parallel tensor parallelism without asynchronous communication, 1F1B, ZeRO-1, gradients added up in float32
-without a DDP wrapper, fused AdamW, flash attention, no recomputation, 16-bit weights. Nothing here is fitted to a run.
+The prediction is derived from nanotron's code (models/llama.py, parallel/, optim/, nn/ of huggingface/nanotron at
+ee785d6c, July 2024): sequence-parallel tensor parallelism without asynchronous communication, 1F1B, ZeRO-1, gradients
+accumulated in float32 without a DDP wrapper, fused AdamW, flash attention, no recomputation, 16-bit weights. Nothing is
+fitted to a run.
 """
 
 from dataclasses import dataclass
@@ -24,10 +25,10 @@ _WORKSPACE_BYTES = 8 * 4096 * 2**10
 
 
 def first_stage_layers(pipeline_parallel_size: int) -> int:
-    """Return how many layers rank 0 has; it has the embedding too.
+    """Return how many layers rank 0 has, besides the embedding.
 
-    nanotron distributes blocks by the elements of their matrices: 4h² + 3hf a layer, vh the head. A rank gets blocks
-    until their sum exceeds its share; it keeps the block that exceeds it.
+    nanotron distributes blocks by the elements of their weights: 4h² + 3hf for a layer, vh for the output layer. A rank
+    gets blocks until their sum exceeds its share; it keeps the block that exceeds it.
     """
     layer = 4 * _H * _H + 3 * _H * _F
     all_blocks = NANOTRON_MODEL.num_layers * layer + NANOTRON_MODEL.vocab_size * _H
@@ -35,9 +36,9 @@ def first_stage_layers(pipeline_parallel_size: int) -> int:
 
 
 def layer_bytes(b: int, t: int) -> dict[str, int]:
-    """Return what one layer keeps for backward of one microbatch, in bytes by tensor.
+    """Return the bytes that one layer saves for backward of one microbatch, by tensor.
 
-    The sum is 2s[2h + (9h + 4f)/t] + 4sa/t + 8s/t bytes a sequence, with 8h in place of 9h for b = 1.
+    For each sequence the sum is 2s[2h + (9h + 4f)/t] + 4sa/t + 8s/t bytes, with 8h in place of 9h if b = 1.
 
     Args:
         b: sequences of the microbatch.
@@ -71,6 +72,7 @@ def static_bytes(layout: Parallel, layers: int, vocab_size: int) -> dict[str, in
     Args:
         layout: the run's parallelism.
         layers: how many layers rank 0 has.
+        vocab_size: v, padded to a multiple of t.
 
     Returns: the bytes of "weights", "gradients", "optimizer states" and "buffers".
     """
@@ -89,11 +91,12 @@ def static_bytes(layout: Parallel, layers: int, vocab_size: int) -> dict[str, in
 
 
 def loss_bytes(b: int, t: int, vocab_size: int) -> dict[str, int]:
-    """Return the bytes that the last stage's norm, output layer and loss keep of one microbatch, by tensor.
+    """Return the bytes that the last stage's norm, output layer and loss save for one microbatch, by tensor.
 
     Args:
         b: sequences of the microbatch.
         t: tensor-parallel ranks.
+        vocab_size: v, padded to a multiple of t.
     """
     tokens = _S * b
     sbh, logits = 2 * tokens * _H, 4 * tokens * vocab_size // t
@@ -109,7 +112,12 @@ def loss_bytes(b: int, t: int, vocab_size: int) -> dict[str, int]:
 
 
 def backward_bytes(b: int, t: int) -> int:
-    """Return the bytes that the last MLP's backward makes, at the fuller of its two moments."""
+    """Return the peak of the bytes that the last MLP's backward allocates: in its down projection, or in its gate.
+
+    Args:
+        b: sequences of the microbatch.
+        t: tensor-parallel ranks.
+    """
     sbh, sbf = 2 * _S * b * _H, 2 * _S * b * _F
     # The down projection: the output's gradient gathered, as the reduce-scatter's backward has it; the product's.
     matmul = sbh + sbf // t
@@ -120,10 +128,10 @@ def backward_bytes(b: int, t: int) -> int:
 
 
 def nanotron_moments(layout: Parallel, num_microbatches: int) -> dict[str, dict[str, int]]:
-    """Return what rank 0 holds at each moment that can be its fullest.
+    """Return what rank 0 holds at each moment that can be its peak.
 
-    Returns: for "backward of the last MLP", and for "loss" if p = 1, the bytes of the parts of ``static_bytes``, of
-        "activations", and of "transient" or "logits".
+    Returns: one or two moments: "backward of the last MLP"; and "loss", if p = 1. Each has the bytes of the parts of
+        ``static_bytes``, of "activations", and of "transient" or "logits".
     """
     b, t, p = layout.micro_batch_size, layout.tensor_parallel_size, layout.pipeline_parallel_size
     layers, flight = first_stage_layers(p), in_flight(layout, 0, num_microbatches)
@@ -139,7 +147,14 @@ def nanotron_moments(layout: Parallel, num_microbatches: int) -> dict[str, dict[
 
 @dataclass(frozen=True)
 class NanotronRun:
-    """One run of the 1.1B Llama on H100s: its sizes, and ``torch.cuda.max_memory_allocated`` of rank 0, in MiB."""
+    """One run of the 1.1B Llama on H100s.
+
+    Attributes:
+        gpus: How many GPUs it ran on.
+        dp, tp, pp: Sizes of data, tensor and pipeline parallelism.
+        mbz: Sequences in a microbatch.
+        logged_mib: ``torch.cuda.max_memory_allocated`` of rank 0, in MiB.
+    """
 
     gpus: int
     dp: int
@@ -155,14 +170,14 @@ class NanotronRun:
 
     @cached_property
     def fullest(self) -> tuple[str, dict[str, int]]:
-        """The moment at which rank 0 holds most, and its bytes by part, by nanotron's code."""
+        """The moment of rank 0's predicted peak, and its bytes by part, as in ``nanotron_moments``."""
         layout = Parallel(self.tp, True, self.pp, micro_batch_size=self.mbz, data_parallel_size=self.dp)
         moments = nanotron_moments(layout, layout.num_microbatches(NANOTRON_GLOBAL_BATCH))
         return max(moments.items(), key=lambda moment: sum(moment[1].values()))
 
     @property
     def predicted_mib(self) -> float:
-        """MiB at the fullest moment."""
+        """The predicted peak of rank 0, in MiB."""
         return sum(self.fullest[1].values()) / 2**20
 
     @property

@@ -1,6 +1,6 @@
-"""Numbers that 2205.05198 printed, and the utilisation that follows from its times.
+"""Numbers printed in 2205.05198, and the model FLOPs utilization (MFU) that follows from its times.
 
-They are only compared with: nothing here goes into a prediction.
+Our results are compared with them; no prediction uses them.
 
 Table 3 (sizes) is in ``actmem.config``, because the models are built from it; table 2 is a set of formulas, in
 ``actmem.formulas.activations``. Numbers are as printed, rounded as printed.
@@ -20,7 +20,7 @@ A100_BYTES = 80 * 2**30
 
 @dataclass(frozen=True)
 class LayerTime:
-    """One row of table 4: one layer of the 22B model, in milliseconds; overhead in percent."""
+    """One row of table 4: milliseconds of one layer of the 22B model, and the overhead over the baseline in percent."""
 
     forward_ms: float
     backward_ms: float
@@ -39,7 +39,15 @@ TABLE4 = {
 
 @dataclass(frozen=True)
 class IterationTime:
-    """One row of table 5: one iteration with full recomputation and with the paper's methods."""
+    """One row of table 5: one iteration of a model with full recomputation, and with the paper's methods.
+
+    Attributes:
+        full_recompute_seconds: Seconds with full recomputation.
+        seconds: Seconds with sequence parallelism and selective recomputation.
+        gain_percent: How much more throughput that is.
+        mfu_percent: Model FLOPs utilization, in percent.
+        hfu_percent: Hardware FLOPs utilization, which counts recomputation, in percent.
+    """
 
     full_recompute_seconds: float
     seconds: float
@@ -63,9 +71,9 @@ class DataParallelRun:
     Each replica trains on a batch as large as that of the run without data parallelism.
 
     Attributes:
-        data_parallel_size: Replicas.
-        num_devices: GPUs of all replicas.
-        seconds: Of one training step.
+        data_parallel_size: How many replicas of the model there are.
+        num_devices: GPUs of all replicas together.
+        seconds: Seconds of one training step.
         mfu_percent: Model FLOPs utilization with selective recomputation, in percent.
         full_recompute_mfu_percent: The same with full recomputation.
     """
@@ -92,7 +100,12 @@ SECTION5_ADDED_FLOPS_PERCENT = {"175B": 2.7, "530B": 1.6}
 
 @dataclass(frozen=True)
 class MicrobatchLevel:
-    """Appendix C: MFU with microbatch-level recomputation, and the gain in points that it names."""
+    """One result of appendix C: MFU with microbatch-level recomputation, and the gain over the run without it.
+
+    Attributes:
+        mfu_percent: Model FLOPs utilization, in percent.
+        gain_points: The gain, in percentage points, as printed.
+    """
 
     mfu_percent: float
     gain_points: float
@@ -102,11 +115,22 @@ APPENDIX_C = {"175B": MicrobatchLevel(52.3, 0.7), "530B": MicrobatchLevel(56.4, 
 
 
 def percent_of_peak(model_name: str, flops: int, seconds: float) -> float:
-    """Return an iteration's FLOPs in percent of the highest rate of the model's A100s, 312 TFLOP/s each."""
+    """Return the FLOPs per second of an iteration in percent of the peak rate of the model's A100s, 312 TFLOP/s each.
+
+    Args:
+        model_name: a key of PAPER_MODELS, which says how many GPUs there are.
+        flops: FLOPs of the iteration.
+        seconds: its seconds.
+    """
     return 100 * utilisation(flops, seconds, PAPER_MODELS[model_name].num_devices, A100_FLOPS_PER_SECOND)
 
 
 def mfu_percent(model_name: str, seconds: float) -> float:
-    """Return the model FLOPs utilisation in percent: ``percent_of_peak`` of equation 7's FLOPs."""
+    """Return an iteration's model FLOPs utilization (MFU) in percent, with the FLOPs of the paper's equation 7.
+
+    Args:
+        model_name: a key of PAPER_MODELS.
+        seconds: seconds of the iteration.
+    """
     model = PAPER_MODELS[model_name]
     return percent_of_peak(model_name, eq7(model.shape, model.global_batch_size), seconds)

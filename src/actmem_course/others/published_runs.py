@@ -1,15 +1,18 @@
-"""Peaks that others published of their training runs, and what ``actmem plan`` predicts for them; no constant is
-fitted.
+"""Peaks that others published of their training runs, each with the prediction of ``actmem plan``. Nothing is fitted.
 
-published_predictions.tsv has the predictions, which ``python labs/measure_published.py`` gets from the commands:
-what is allocated, and what the allocator then reserves.
+published_predictions.tsv has the predictions: the bytes allocated, and the bytes that the allocator then reserves.
+``python labs/measure_published.py`` makes them by running each run's command.
 
-published_runs.tsv has the runs. "peak" is the peak as it was published; "before" what the source says was taken before
-the model was made; "kind" what was measured. "command" is what one types for the run. "recomputes" says which of the
-command's plans the run was: the one that recomputes no block, the one that recomputes all, or the one for the ``part``
-that --again names. "held" says what the run held longer than that plan does: "logits", in float32, from forward to the
-next. "left_out" says why a run can't be predicted: its source doesn't state all of what it ran, or no
-option describes it. "why" is the cause of a difference.
+published_runs.tsv has the runs, with these columns:
+
+- peak: the published peak; before: the memory that was in use before the model was made, if the source says so.
+- kind: what was measured (see ``PublishedRun``).
+- command: the ``actmem plan`` command for the run.
+- recomputes: which of the command's plans the run was: the one that recomputes no block, the one that recomputes all
+  blocks, or the one that recomputes the part of each block that --again names.
+- held: what the run held longer than that plan does: "logits" are float32 logits kept from one forward to the next.
+- left_out: why the run can't be predicted: its source doesn't say all of what it ran, or no option describes it.
+- why: the cause, if prediction and publication differ.
 """
 
 from dataclasses import dataclass
@@ -24,12 +27,12 @@ class PublishedRun:
     """One published run.
 
     Attributes:
-        published_bytes: its peak, without what was taken before the model was made.
-        kind: "allocated" tensors, memory "reserved" for them, or what "nvidia-smi" shows.
-        plan_bytes: what the command predicts to be allocated; None if the run is left out.
-        reserved_bytes: what torch's allocator would reserve for the same run; None if the run is left out.
+        published_bytes: the published peak, without the memory in use before the model was made.
+        kind: what was measured: "allocated" bytes, "reserved" bytes, or "nvidia-smi".
+        plan_bytes: the predicted peak of allocated bytes; None if the run is left out.
+        reserved_bytes: the bytes that torch's allocator is predicted to reserve; None if the run is left out.
 
-    The other fields are columns of published_runs.tsv, explained at this module's top.
+    The other fields are columns of published_runs.tsv, which the module's docstring explains.
     """
 
     name: str
@@ -46,8 +49,9 @@ class PublishedRun:
 
     @property
     def predicted_bytes(self) -> int | None:
-        """What is predicted of the kind that was published. What ``nvidia-smi`` shows is what is reserved, once the
-        bytes are taken off that CUDA had taken before the model was made.
+        """The prediction to compare with ``published_bytes``: allocated bytes for "allocated", else reserved bytes.
+
+        What ``nvidia-smi`` shows, minus the memory in use before the model was made, is the reserved bytes.
         """
         return self.plan_bytes if self.kind == "allocated" else self.reserved_bytes
 

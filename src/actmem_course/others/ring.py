@@ -1,4 +1,4 @@
-"""A ring collective step by step.
+"""Simulate a ring collective step by step.
 
 A tensor is split into t chunks.  In each step every rank sends one chunk to the next rank on the ring, all at once.
 The first t − 1 steps add up: chunk c starts on rank c + 1 and collects every rank's contribution on its way to rank c.
@@ -24,14 +24,15 @@ LARGEST_RING = 128
 
 @dataclass(frozen=True)
 class RingState:
-    """All ranks after one step.
+    """The state of all ranks after one step of a ring collective.
 
     Attributes:
         step: How many steps have run.
-        phase: The half of the collective that the step belongs to; "" before the first step.
-        held: ``held[rank][chunk]`` has the ranks whose contributions are in that rank's copy of the chunk; it is empty
-            if the rank has no copy.
-        received: ``received[rank]`` is the chunk that came in with this step; None before the first.
+        phase: "reduce-scatter" or "all-gather", the half of the collective that the step belongs to; "" before the
+            first step.
+        held: ``held[rank][chunk]`` is the set of ranks whose values are added up in this rank's copy of the chunk; it
+            is empty if the rank has no copy.
+        received: ``received[rank]`` is the chunk that the rank received in this step; None before the first step.
         sent_bytes: Bytes that each rank has sent so far.
     """
 
@@ -42,18 +43,18 @@ class RingState:
     sent_bytes: int
 
     def complete(self, rank: int, chunk: int) -> bool:
-        """True if the copy holds the sum over all ranks."""
+        """Return whether a rank's copy of a chunk is the sum over all ranks."""
         return len(self.held[rank][chunk]) == len(self.held)
 
 
 def ring(kind: str, ranks: int, payload_bytes: int) -> list[RingState]:
-    """Return the states of one collective, from before the first step to after the last.
+    """Simulate one ring collective, and return its state before the first step and after every step.
 
-    There are t, or 2t − 1 for an all-reduce. An all-gather starts where a reduce-scatter ends: rank r has the finished
-    chunk r and nothing else. A chunk is a t-th of the payload, rounded up.
+    An all-reduce takes 2(t − 1) steps, the others t − 1. An all-gather starts where a reduce-scatter ends: rank r has
+    the finished chunk r and no other. The size of a chunk is the payload divided by t, rounded up.
 
     Args:
-        kind: a key of PHASES.
+        kind: the collective, a key of PHASES.
         ranks: t.
         payload_bytes: bytes of the whole tensor.
 

@@ -1,6 +1,6 @@
-"""When each action of a schedule runs: every action starts as early as its rank and its inputs allow.
+"""Simulate a pipeline schedule: when does each action run, how long are ranks idle, what do they hold over time?
 
-Idle time and the memory over time are read off it.
+Every action starts as soon as its rank is free and its input has arrived.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,9 +13,15 @@ from actmem.formulas.schedule import Action, Schedule, held
 
 
 def validate(ranks: Schedule, num_microbatches: int, num_model_chunks: int = 1) -> None:
-    """Raise ConfigError on a schedule's first fault.
+    """Raise ConfigError if a schedule is invalid.
 
-    That is a missing or repeated action, one of another rank, a backward before its forward, or a deadlock.
+    Faults are a missing or repeated action, an action of another rank, a backward before its forward, or a deadlock.
+    The error names the first fault.
+
+    Args:
+        ranks: the schedule: the actions of each rank.
+        num_microbatches: how many microbatches it should run.
+        num_model_chunks: how many model chunks each rank has.
     """
     for rank, actions in enumerate(ranks):
         for fault in _faults(rank, actions, num_microbatches, num_model_chunks):
@@ -52,7 +58,7 @@ def _named(action: Action, num_model_chunks: int) -> str:
 
 @dataclass(frozen=True)
 class Span:
-    """When an action runs, in the unit of the times given to ``timeline``."""
+    """The start and the end of one action on one rank, in the unit of the times given to ``timeline``."""
 
     rank: int
     start: int
@@ -61,13 +67,15 @@ class Span:
 
 
 def timeline(ranks: Schedule, forward_time: int = 1, backward_time: int = 2, send_time: int = 0) -> list[Span]:
-    """Simulate the schedule: every action starts as early as its rank and its inputs allow.
+    """Simulate a schedule: every action starts as soon as its rank is free and its input has arrived.
 
     Args:
-        forward_time, backward_time: of one chunk, in any unit.
-        send_time: from one rank to the next, in the same unit; it overlaps with what both compute.
+        ranks: the schedule: the actions of each rank.
+        forward_time, backward_time: duration of one chunk's forward and backward pass, in any unit.
+        send_time: duration of a send from one rank to the next, in the same unit; both ranks compute meanwhile.
 
-    Returns: the spans, ordered by start.
+    Returns: the start and the end of every action, ordered by start.
+
     Raises: ConfigError on a deadlock.
     """
     p = len(ranks)
@@ -120,9 +128,9 @@ def _end(spans: list[Span]) -> int:
 
 
 def bubble_of(spans: list[Span]) -> Fraction:
-    """Return idle time divided by working time, for the rank that works least: the bubble x of 2104.04473.
+    """Return the pipeline's bubble as 2104.04473 defines it: idle time divided by computing time.
 
-    Idle time divided by the whole time is x / (1 + x).
+    It is that of the rank that computes least. As a share of the whole time a bubble x is x / (1 + x).
     """
     end = _end(spans)
     working: dict[int, int] = {}
@@ -135,12 +143,14 @@ def bubble_of(spans: list[Span]) -> Fraction:
 def memory_curve(
     spans: list[Span], rank: int, weight: Callable[[Action], int] = lambda action: 1
 ) -> list[tuple[int, int]]:
-    """Return what a rank holds over time, as pairs of a time and what it holds from then on.
+    """Return what a rank holds over time, as pairs (time, amount from then on).
 
-    A forward allocates when it starts; a backward frees when it ends.
+    A forward pass adds its amount when it starts; its backward pass removes it when it ends.
 
     Args:
-        weight: what a forward adds and its backward removes, as for ``schedule.held``.
+        spans: when each action runs, from ``timeline``.
+        rank: the rank.
+        weight: the amount that a forward pass adds, for example in bytes; by default 1.
     """
     rank_spans = [span for span in spans if span.rank == rank]
     steps: dict[int, int] = {0: 0}

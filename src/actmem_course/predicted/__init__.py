@@ -1,1 +1,1 @@
-"""Predictions that chapters need besides the paper's own, for figures and checks. Needs neither torch nor numpy."""
+"""Predictions that chapters need in addition to the paper's formulas. They need neither torch nor numpy."""

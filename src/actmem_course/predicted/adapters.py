@@ -31,17 +31,19 @@ REST, INPUTS, LOW, COPIES = "norms, attention, gate and up", "inputs of linears"
 
 
 def linear_sizes(shape: LlamaShape) -> dict[str, tuple[int, int]]:
-    """Return for each linear of a layer, by name, the numbers of its inputs and of its outputs."""
+    """Return (input features, output features) of each linear of a layer, by name."""
     h, f, heads, keys = shape.hidden_size, shape.ffn_hidden_size, shape.query_size, shape.key_value_size
     attention = {"q": (h, heads), "k": (h, keys), "v": (h, keys), "o": (heads, h)}
     return {**attention, "gate": (h, f), "up": (h, f), "down": (f, h)}
 
 
 def adapter_parameters(shape: LlamaShape, places: Collection[str], rank: int) -> int:
-    """Return the elements of the adapters A and B of one layer: r(in + out) for each linear in ``places``.
+    """Count the parameters of one layer's adapters: r(in + out) for each linear that has one.
 
     Args:
-        rank: r.
+        shape: the layer.
+        places: names of the linears that have an adapter.
+        rank: r, the adapters' rank.
     """
     return sum(rank * sum(linear_sizes(shape)[name]) for name in places)
 
@@ -54,18 +56,18 @@ def adapter_rows(
     dropout: bool = False,
     mask_bytes: int = 1,
 ) -> list[Row]:
-    """List what one adapter saves.
+    """List what one adapter saves for backward.
 
-    In 16 bits without dropout these are 2sb(in + r) bytes, and other linears may share the input's 2sb·in. In any other
-    form the adapter saves a copy of the input for itself.
+    In 16 bits without dropout that is 2sb(in + r) bytes: the input, 2sb·in, which other linears may save too, and the
+    narrow tensor between A and B. In all other forms the adapter saves its own copy of the input.
 
     Args:
         tokens: s·b.
-        sizes: inputs and outputs of the linear.
-        rank: r.
-        adapters: one of ADAPTERS.
+        sizes: (input features, output features) of the linear.
+        rank: r, the adapter's rank.
+        adapters: the adapter's dtype, one of ADAPTERS.
         dropout: whether the adapter's input has dropout.
-        mask_bytes: of an element of dropout's mask: 1 on a GPU; on a CPU the mask has x's dtype.
+        mask_bytes: bytes of an element of the dropout mask: 1 on a GPU; on a CPU the mask has the input's dtype.
     """
     size = 4 if adapters == IN_FLOAT32 else 2
     copies_input = adapters != IN_16_BITS or dropout
@@ -85,16 +87,17 @@ def lora_rows(
     dropout: bool = False,
     mask_bytes: int = 1,
 ) -> list[Row]:
-    """List what one layer of frozen weights saves in 16 bits, with low-rank adapters at some of its linears.
+    """List what one layer with frozen weights saves in 16 bits, with LoRA adapters at some of its linears.
 
-    A gradient flows through the layer, because an adapter in an earlier layer trains. Without adapters the layer saves
-    what elementwise recomputation leaves, since only the weights' gradients read a linear's input.
+    Gradients flow through the layer, because adapters in earlier layers train. Without adapters it saves what
+    elementwise recomputation would leave: inputs of linears are needed only for gradients of weights.
 
     Args:
+        shape: the layer.
         places: the linears that have an adapter, names from ALL_LINEARS.
-        rank, adapters, dropout, mask_bytes: of each adapter, as in ``adapter_rows``.
+        rank, adapters, dropout, mask_bytes: as in ``adapter_rows``, the same for each adapter.
 
-    Returns: rows called REST, INPUTS, LOW and COPIES.
+    Returns: rows with the terms REST, INPUTS, LOW and COPIES.
     """
     tokens, sizes = shape.seq_length * shape.micro_batch_size, linear_sizes(shape)
     rows = [Row(REST, total(llama_rows(shape, recompute="elementwise")))]

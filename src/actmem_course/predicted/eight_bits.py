@@ -11,9 +11,13 @@ WIDE, NARROW, COPIES = "saved in 16 bits", "linears' inputs in 8 bits", "8-bit c
 def eight_bit_rows(shape: LlamaShape, orientations: int = 1) -> list[Row]:
     """List what one Llama layer saves if its four linears (QKV, projection, gate and up, down) compute in 8 bits.
 
-    Each linear saves its input in 8 bits, in one or two ``orientations``; two 8-bit copies of its weight besides the
-    16-bit one; and a float32 scale for the input and one for the weight. Attention's output stays in 16 bits too: the
+    Each linear saves its input in 8 bits; two 8-bit copies of its weight, in addition to the 16-bit weight; and two
+    float32 scales, of the input and of the weight. Attention's output is also saved in 16 bits, because the attention
     kernel's backward reads it.
+
+    Args:
+        shape: the layer.
+        orientations: 1, or 2 if each input is saved both as it is and transposed.
     """
     rows, elements = [], 0
     for row in llama_rows(shape):
@@ -31,9 +35,9 @@ def eight_bit_rows(shape: LlamaShape, orientations: int = 1) -> list[Row]:
 
 
 def break_even_tokens(shape: LlamaShape) -> int:
-    """Return the number of tokens from which 8-bit linears save memory.
+    """Return the number of tokens from which on 8-bit linears take less memory than 16-bit ones.
 
-    From there on the h + f bytes a token that they save are more than two 8-bit copies of each weight.
+    8-bit inputs free h + f bytes per token; the two 8-bit copies of each weight cost a fixed number of bytes.
     """
     weights = shape.attention_weights + shape.mlp_weights
     return -(-2 * weights // (shape.hidden_size + shape.ffn_hidden_size))

@@ -1,4 +1,4 @@
-"""What one GPU holds of a sequence of up to a million tokens, step by step."""
+"""Predict the activations of one GPU for sequences of up to a million tokens, after each step that frees some."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,13 +19,13 @@ TILE, _CHUNK = 4096, 1024
 
 @dataclass(frozen=True)
 class LongStep:
-    """One step towards longer sequences, in addition to the steps before it.
+    """One step towards longer sequences, taken in addition to the steps before it.
 
     Attributes:
-        name: What it does.
-        asked: Who asked for it or wrote it, in words.
-        parts: Bytes at the peak of a training step once it is taken, besides weights, by part.
-        added_flops: FLOPs that it adds, as a share of a training step's.
+        name: What the step does.
+        asked: Where it comes from: a paper or an issue that asks for it.
+        parts: Bytes at the peak of training after this step, by part, without weights and their gradients.
+        added_flops: FLOPs that it adds, as a share of a training step's FLOPs.
         copied_bytes: Bytes that a training step copies to the host, and back.
         sent_bytes: Bytes that each GPU sends to others in a training step.
     """
@@ -44,14 +44,18 @@ class LongStep:
 
 
 def mlp_peak_bytes(tokens: int, hidden_size: int, ffn_hidden_size: int, tile: int | None = None) -> int:
-    """Return what an MLP's forward and backward hold at most, without weights and their gradients, in 16 bits.
+    """Return the peak bytes of a gated MLP's forward and backward in 16 bits, without weights and their gradients.
 
-    Without tiles these are 6h + 10f bytes a token: 6h are x, y and y's gradient; 10f are gate and up, their gradients,
-    and the gradient of the down projection's input. In tiles it is the larger of two moments: at the end 10h a token,
-    when the tiles of x's gradient are joined; before that 8h a token and 10f − 2h for each token of the last tile.
+    Without tiles these are 6h + 10f bytes per token: 6h for x, y and y's gradient; 10f for gate and up, their
+    gradients, and the gradient of the down projection's input. With tiles it is the larger of two moments: at the end,
+    when the tiles of x's gradient are joined, 10h per token; before that, 8h per token plus 10f − 2h per token of the
+    last tile.
 
     Args:
-        tile: tokens of a tile; None: the MLP runs without tiles.
+        tokens: how many tokens the MLP processes.
+        hidden_size: h.
+        ffn_hidden_size: f.
+        tile: tokens in a tile; None: the MLP runs without tiles.
     """
     h, f = hidden_size, ffn_hidden_size
     if tile is None:
@@ -75,9 +79,9 @@ def _peak(shape: LlamaShape, loss: str, tile: int | None = None, on_host: bool =
 
 
 def everything_kept(shape: LlamaShape) -> int:
-    """Return the bytes of activations on one GPU if each layer saves all that its backward reads.
+    """Return the bytes of activations on one GPU if no layer is recomputed, which is before all of ``long_steps``.
 
-    The loss is computed from 16-bit logits. Weights, gradients and states aren't counted.
+    The loss is computed from 16-bit logits. Weights, gradients and optimizer states don't count.
     """
     tokens = shape.seq_length * shape.micro_batch_size
     last = loss_peak_rows("16 bits", tokens, shape.hidden_size, shape.vocab_size)
@@ -85,10 +89,11 @@ def everything_kept(shape: LlamaShape) -> int:
 
 
 def long_steps(shape: LlamaShape, c: int = 8) -> list[LongStep]:
-    """Return the steps: recomputed layers first, then one step after the other.
+    """Return the steps in order; the first one recomputes all layers, each later one is added to those before it.
 
     Args:
-        c: GPUs that share the sequence in the last step, whose bytes are those of one of them.
+        shape: the model.
+        c: how many GPUs share the sequence in the last step; its bytes are those of one GPU.
     """
     layers, tokens = shape.num_layers, shape.seq_length * shape.micro_batch_size
     matmuls = llama_matmuls(shape)

@@ -1,4 +1,4 @@
-"""What one pipeline rank sends to its neighbours in an iteration."""
+"""Predict what one pipeline rank sends to its neighbours in one iteration."""
 
 from actmem.config import ModelShape, Parallel, check_size
 from actmem.formulas.communication import PredictedCollective, activation_bytes
@@ -8,9 +8,17 @@ from actmem.formulas.first_stage import check_stage
 def pipeline_sends(
     shape: ModelShape, parallel: Parallel, num_microbatches: int, pipeline_rank: int = 0, element_size: int = 2
 ) -> list[PredictedCollective]:
-    """List what one rank sends to the neighbouring stages in an iteration: outputs forward, gradients back.
+    """List what one rank sends to the neighbouring stages in one iteration: outputs forward, gradients backward.
 
-    Each has 2sbh bytes in 16 bits, 2sbh/t under sequence parallelism. With m chunks a rank sends m times as often.
+    One send has 2sbh bytes in 16 bits, or 2sbh/t with sequence parallelism. With m model chunks a rank sends m times as
+    often.
+
+    Args:
+        shape: the model.
+        parallel: how ranks share it.
+        num_microbatches: microbatches of the iteration.
+        pipeline_rank: which rank of the pipeline, from 0.
+        element_size: bytes of an activation element.
     """
     check_stage(shape, parallel, pipeline_rank)
     n, m, p = num_microbatches, parallel.num_model_chunks, parallel.pipeline_parallel_size

@@ -1,4 +1,4 @@
-"""One training step tensor by tensor, and its peak with what is recomputed."""
+"""Predict what a training step holds, tensor by tensor, and its peak with recomputation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from actmem.rows import Row, total
 
 @dataclass(frozen=True)
 class Moment:
-    """What is in memory after one change.
+    """The tensors in memory at one moment of a training step.
 
     Attributes:
-        says: The change, in words.
-        layer: The layer that changed.
-        held: For each layer the rows that are in memory.
-        again: Whether the change was a recomputation.
+        says: In words, what has just happened: a tensor was saved or freed, or a layer recomputed.
+        layer: The layer in which it happened.
+        held: For each layer, the saved tensors that are in memory.
+        again: Whether a layer was recomputed.
     """
 
     says: str
@@ -28,16 +28,16 @@ class Moment:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all layers together."""
+        """The bytes of all layers together."""
         return sum(total(rows) for rows in self.held)
 
 
 @cache
 def training_moments(shape: ModelShape, recompute: str = "none") -> tuple[Moment, ...]:
-    """Return the moments of forward and backward through the shape's layers, one stored tensor at a time.
+    """Return the moments of one training step: one for each tensor that is saved or freed.
 
-    It begins and ends with nothing in memory. Backward takes a layer's tensors in reverse. Where it needs one that
-    forward dropped, all that the layer has dropped is recomputed first.
+    The first and the last moment have nothing in memory. Backward frees a layer's tensors in reverse order. When it
+    needs a tensor that forward didn't save, everything that this layer didn't save is recomputed first.
     """
     all_rows, kept = layer_rows(shape), {row.term for row in layer_rows(shape, recompute=recompute)}
     held: list[list[Row]] = [[] for _ in range(shape.num_layers)]
@@ -65,6 +65,12 @@ def _frozen(held: Sequence[Sequence[Row]]) -> tuple[tuple[Row, ...], ...]:
 
 
 def fullest_bytes(shape: ModelShape, recompute: Recompute | str, parallel: Parallel = Parallel()) -> int:
-    """Return the peak bytes of a rank's layers: what they keep when backward begins, with one layer recomputed."""
+    """Return the peak bytes of a rank's layers in backward: what all layers have saved, and one recomputed layer.
+
+    Args:
+        shape: the model.
+        recompute: mode of recomputation.
+        parallel: how ranks share a layer.
+    """
     all_bytes, kept = total(layer_rows(shape, parallel)), total(layer_rows(shape, parallel, recompute))
     return shape.num_layers * kept + (all_bytes - kept)

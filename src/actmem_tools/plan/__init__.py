@@ -1,1 +1,4 @@
-"""The planner: layouts, bills and times.  Begin with ``search.Request``.  Prediction only: no torch."""
+"""``actmem plan``: which layouts (TP, PP, DP, …) of a training job fit, what each holds (its bill), and its time.
+
+Begin with ``search.Request``.  Everything here is predicted, without torch.
+"""

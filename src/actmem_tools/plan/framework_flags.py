@@ -48,20 +48,20 @@ def settings_lines(framework: str, model: PlannedModel, plan: Plan, global_batch
 
     Args:
         framework: "Megatron-LM", "torchtitan" or "Hugging Face".
-        model: what the plan trains.
+        model: the model that the plan trains.
         plan: the plan.
-        global_batch_size: sequences of one step.
+        global_batch_size: sequences in one step, on all ranks together.
 
-    Returns: lines to paste; or one line, a comment with the reason, if the framework can't run the plan.
+    Returns: lines to paste; or, if the framework can't run the plan, one line: a comment with the reason.
     """
     lack = LACKS[framework](model, plan.layout, plan.recompute)
     return [f"# it can't run this plan: {lack}"] if lack else _SETTINGS[framework](model, plan, global_batch_size)
 
 
 def megatron_settings(model: PlannedModel, plan: Plan, global_batch_size: int) -> list[str]:
-    """Write a plan as flags of Megatron-LM's pretrain scripts, after the variable to export where one is needed.
+    """Write a plan as flags of Megatron-LM's pretrain scripts, below an environment variable to export if it needs one.
 
-    Args: as of ``settings_lines``.
+    Args: as in ``settings_lines``.
     """
     layout, shape = plan.layout, model.shape
     t, p, m = layout.tensor_parallel_size, layout.pipeline_parallel_size, layout.num_model_chunks
@@ -144,7 +144,10 @@ def _megatron_layer(model: PlannedModel) -> list[str]:
 
 
 def torchtitan_settings(model: PlannedModel, plan: Plan, global_batch_size: int) -> list[str]:
-    """Write a plan as a configuration file (TOML) of torchtitan 0.2.2.  Args: as of ``settings_lines``."""
+    """Write a plan as a configuration file (TOML) of torchtitan 0.2.2.
+
+    Args: as in ``settings_lines``.
+    """
     layout, n = plan.layout, plan.num_microbatches
     family, _, flavor = model.name.partition("-")
     lines = [
@@ -195,9 +198,9 @@ def torchtitan_settings(model: PlannedModel, plan: Plan, global_batch_size: int)
 
 
 def hugging_face_settings(model: PlannedModel, plan: Plan, global_batch_size: int) -> list[str]:
-    """Write a plan as arguments of transformers' TrainingArguments, which runs on accelerate.
+    """Write a plan as arguments of transformers' TrainingArguments, whose Trainer runs on accelerate.
 
-    Args: as of ``settings_lines``.
+    Args: as in ``settings_lines``.
     """
     layout, checkpoints = plan.layout, plan.recompute == "full"
     lines = [
@@ -232,7 +235,8 @@ def hugging_face_config(model: PlannedModel) -> dict:
 
     Returns: the fields of a ``config.json``, with ``model_type``, as arguments of ``AutoConfig.for_model``.
 
-    Raises: ConfigError if transformers has no such model, or if the model has experts, whose layers can't be solved.
+    Raises: ConfigError if transformers has no such model, or if the model has experts, for which this library has no
+        formulas of transformers' layers.
     """
     shape = model.shape
     if not isinstance(shape, LlamaShape):

@@ -1,6 +1,7 @@
-"""Whether a framework can run a plan, for each of the three whose settings ``actmem plan`` prints.
+"""Why Megatron-LM, torchtitan or Hugging Face's Trainer can't run a plan.
 
-Each function below returns the reason why its framework can't, in one sentence, or "" if it can.
+``actmem plan`` prints settings for these three frameworks.  Each ``…_lack`` function returns one sentence with the
+reason why its framework can't run the plan, or "" if it can.
 """
 
 from actmem.config import Parallel
@@ -32,7 +33,8 @@ def megatron_lack(model: PlannedModel, layout: Parallel, recompute: str) -> str:
 def torchtitan_lack(model: PlannedModel, layout: Parallel, recompute: str) -> str:
     """Return why torchtitan can't run this model, layout and mode of recomputation; "" if it can.
 
-    Without FSDP2 it trains in float32, or under autocast with float32 weights, and the planner bills neither.
+    Plans without FSDP2 are refused: torchtitan then trains in float32, or under autocast with float32 weights, and the
+    planner predicts the bytes of neither.
     """
     if model.name.partition("-")[0] not in TITAN_FAMILIES:
         return f"it has no {model.name}"
@@ -77,5 +79,5 @@ LACKS = {"Megatron-LM": megatron_lack, "torchtitan": torchtitan_lack, "Hugging F
 
 
 def some_framework_runs(model: PlannedModel, layout: Parallel, recompute: str) -> bool:
-    """Return whether one of the three frameworks can run this model, layout and mode of recomputation."""
+    """Return whether Megatron-LM, torchtitan or Hugging Face can run this model, layout and mode of recomputation."""
     return any(not lack(model, layout, recompute) for lack in LACKS.values())

@@ -1,7 +1,7 @@
-"""The optimizers that a plan can have: what they keep, what their step allocates, and how each framework names them.
+"""The optimizers and precisions that a plan can choose.
 
-And the precisions in which weights, gradients and their states can be kept.  To add an optimizer, add it to
-``OPTIMIZERS``.
+An ``Optimizer`` says which states it keeps, what its step allocates, and how each framework calls it.  To add one, add
+it to ``OPTIMIZERS``.  ``PRECISIONS`` has the dtypes in which weights and gradients are kept.
 """
 
 from dataclasses import dataclass, replace
@@ -29,13 +29,14 @@ class Optimizer:
     """An optimizer that a plan can have.
 
     Args:
-        name: as ``plan --optimizer`` takes it.
+        name: its name for ``plan --optimizer``.
         states: what it keeps for each parameter, without the weight, its gradient and a float32 copy of the weight.
-        code: the PyTorch expression that makes it; "" if the code that is printed with a plan needs no such line.
-        trainer: arguments of transformers' TrainingArguments.
-        megatron: flags of Megatron-LM, or a comment if it doesn't have this optimizer.
-        copies_in_step: whether its step allocates as many bytes as the weights have, as AdamW with ``foreach`` does.
-        is_default: whether it is AdamW, which every framework trains with unless told otherwise.
+        code: the PyTorch expression that makes it; "" if the code printed with a plan needs no line for it.
+        trainer: arguments of transformers' TrainingArguments that choose it.
+        megatron: flags of Megatron-LM that choose it, or a comment if Megatron-LM doesn't have it.
+        copies_in_step: whether its step allocates a temporary copy as large as the weights, as AdamW with ``foreach``
+            does.
+        is_default: whether it is AdamW, the default of every framework.
     """
 
     name: str
@@ -47,7 +48,11 @@ class Optimizer:
     is_default: bool = False
 
     def all_states(self, precision: str) -> tuple[State, ...]:
-        """What training in this precision, a key of ``PRECISIONS``, keeps of every parameter, with ``states``."""
+        """Return everything that training keeps for each parameter: weight, gradient, and this optimizer's states.
+
+        Args:
+            precision: a key of ``PRECISIONS``.  In "bf16-states" and "bf16" float32 states shrink to 16 bits.
+        """
         own = [*self.states]
         for place, state in enumerate(own):
             if precision in NARROW_STATES and state.bytes_per_parameter == 4:
@@ -103,6 +108,6 @@ OPTIMIZERS = {
 
 
 def optimizer_of(name: str) -> Optimizer:
-    """Return the optimizer of that name, a key of ``OPTIMIZERS``.  Raises ConfigError on another name."""
+    """Return the entry of ``OPTIMIZERS`` with this name.  Raises ConfigError if there is none."""
     check_choice("optimizer", name, OPTIMIZERS)
     return OPTIMIZERS[name]

@@ -1,8 +1,8 @@
 """Plan a model in the user's own code or in Hugging Face's: does it fit on the GPUs, and what makes it fit?
 
-Its tapes are solved from tiny runs (``actmem_tools.tape.extrapolate_blocks``).  A plan says how many of the first
-blocks are recomputed, how large a microbatch is, and whether every rank holds all weights (DDP) or a shard (FSDP2).
-The bill holds for the code that is printed with the plan.
+A plan chooses how many of the model's first blocks are recomputed, how large a microbatch is, and whether every rank
+holds all weights (DDP) or a shard of them (FSDP2).  The bytes come from formulas found in tiny runs of the model
+(``actmem_tools.tape.extrapolate_blocks``).  The predicted bill is that of the code printed with the plan.
 """
 
 from __future__ import annotations
@@ -55,13 +55,14 @@ fully_shard(model, mp_policy=policy)"""
 
 @dataclass(frozen=True)
 class StepOptions:
-    """How a training step is run.
+    """How a training step is run: what a plan chooses.
 
     Attributes:
-        micro_batch_size: sequences of a microbatch (b).
+        micro_batch_size: sequences in a microbatch (b).
         recomputed: how many of the first blocks are recomputed in backward.
-        sharded: whether FSDP2 shards the weights; if not, every rank holds all of them.
-        part: what of these blocks is recomputed: "" for all, or see ``extrapolate_blocks.recompute_code``.
+        sharded: whether FSDP2 shards the weights; if not, every rank holds all of them (DDP).
+        part: which part of each of these blocks is recomputed: "" for the whole block; the other values are explained
+            at ``extrapolate_blocks.recompute_code``.
     """
 
     micro_batch_size: int
@@ -72,18 +73,20 @@ class StepOptions:
 
 @dataclass(frozen=True)
 class OwnModel:
-    """A model in the user's own code, and the job that is to train it.
+    """A model in the user's own code, and the job that is to train it; its methods predict bytes and seconds.
 
     Args:
-        parts: the solved model, by what of a block may be recomputed (``StepOptions.part``).
+        parts: the model's formulas: for each value that ``StepOptions.part`` may have, those with that part of a block
+            recomputed.
         sizes: the model's sizes by letter, without b.
         num_blocks: how many blocks it has.
         cluster: the GPUs.
-        global_batch_size: sequences of one step.
+        global_batch_size: sequences in one step, on all GPUs together.
         optimizer: what trains it.
         loss: how the loss is computed, a key of ``extrapolate_blocks.LOSS_CODE``.
-        lora: rank of the adapters, 0 for none.
-        precision: of FSDP2's shards, a key of ``FSDP_DTYPES``; else all is in the weights' dtype.
+        lora: rank of the LoRA adapters, 0 for none.
+        precision: with FSDP2, the dtypes of shards and reduced gradients, a key of ``FSDP_DTYPES``.  Without FSDP2
+            weights, gradients and states all have the dtype of the weights.
     """
 
     parts: Mapping[str, BlockModel]
@@ -98,14 +101,14 @@ class OwnModel:
 
     @property
     def blocks(self) -> BlockModel:
-        """The solved model where it doesn't matter what is recomputed."""
+        """One of ``parts``, for facts that don't depend on which part of a block is recomputed."""
         return next(iter(self.parts.values()))
 
     def num_elements(self) -> tuple[int, int, int]:
         """Count the elements of trained weights.
 
-        Returns: those of all trained weights; of one block; and of those weights outside the blocks whose gradients
-            come before any block's.
+        Returns: three counts: all trained weights; those of one block; and those outside the blocks whose gradients
+            backward computes before it reaches the blocks, such as the output layer's.
         """
         ends, block, early, *_ = self.blocks.num_elements({**self.sizes, "b": 2})
         return ends + self.num_blocks * block, block, early
@@ -116,20 +119,20 @@ class OwnModel:
         return ends + self.num_blocks * block
 
     def may_shard(self) -> bool:
-        """Return whether FSDP2 can be planned.
+        """Return whether this library can plan FSDP2 for the model (and there are several GPUs).
 
-        It can't with frozen weights: the first block then has no gradient of its input, and differs from the others.
-        Nor can it with blocks of several layers, because FSDP2 would gather each layer alone.
+        It can't if some weights are frozen: the first block then computes no gradient of its input, and differs from
+        the other blocks.  It can't if a block has several layers: FSDP2 would gather each layer by itself.
         """
         return self.cluster.gpus > 1 and not self.num_frozen() and self.blocks.order == Order()
 
     @property
     def num_layers(self) -> int:
-        """How many layers the whole model has, in its blocks and before them."""
+        """How many layers the model has: those in its blocks, and those before the first block."""
         return self.blocks.order.num_layers(self.num_blocks)
 
     def notes(self) -> list[str]:
-        """Return sentences on the bill's limits, and on what was found in the model."""
+        """Return sentences for the user: under which conditions the bill is valid, and what is unusual in the model."""
         blocks, found = self.blocks, [_OF_A_GPU, *self.blocks.notes]
         if (blocks.shortest, blocks.longest, blocks.multiple) != (2, LARGEST_SIZE, 1):
             longest = f" to {blocks.longest:,}" if blocks.longest < LARGEST_SIZE else " on"
@@ -148,11 +151,11 @@ class OwnModel:
         return [4 if dtype == "float32" else 2 for dtype in FSDP_DTYPES[self.precision]]
 
     def num_microbatches(self, opts: StepOptions) -> int:
-        """Return how many microbatches a step has on each rank."""
+        """Return how many microbatches each rank runs in one step."""
         return max(1, self.global_batch_size // (self.cluster.gpus * opts.micro_batch_size))
 
     def need(self, opts: StepOptions) -> Need:
-        """Predict what a step's last microbatch needs on one rank, beside ``static_rows``."""
+        """Predict what the last microbatch of a step needs on one rank, in addition to ``static_rows``."""
         sizes, whole = {**self.sizes, "b": opts.micro_batch_size}, self.num_blocks - opts.recomputed
         is_first, sharded = self.num_microbatches(opts) == 1, Sharded()
         if opts.sharded:
@@ -163,9 +166,10 @@ class OwnModel:
         return self.parts[opts.part].need(sizes, opts.recomputed, whole, is_first and not opts.sharded, sharded)
 
     def static_rows(self, opts: StepOptions) -> list[Row]:
-        """List what is there during the whole step on one rank.
+        """List what one rank holds during the whole step.
 
-        That is the weights, the gradients of earlier microbatches, the optimizer's states, and DDP's buckets.
+        Returns: a row each for the weights, the gradients that earlier microbatches have accumulated, the optimizer's
+            states, and DDP's buckets.
         """
         whole, each, ranks = self.num_elements()[0], self.blocks.element_size, self.cluster.gpus
         number, size = self._held_weights(opts)
@@ -230,12 +234,12 @@ class OwnModel:
         return max([*moments, (in_step, Peak(0))], key=lambda moment: total(moment[0]) + moment[1].bytes)
 
     def bill(self, opts: StepOptions) -> list[Row]:
-        """List everything that one rank holds at the step's peak."""
+        """List everything that one rank holds at the step's peak, one row for each kind of tensor."""
         beside, peak = self._at_peak(opts)
         return [*self.static_rows(opts), *beside, *peak.rows]
 
     def bytes(self, opts: StepOptions) -> int:
-        """Return the bytes of ``bill``, without making its rows."""
+        """Return the sum of ``bill`` in bytes; faster than the rows themselves."""
         beside, peak = self._at_peak(opts)
         return total([*self.static_rows(opts), *beside]) + peak.bytes
 
@@ -274,11 +278,12 @@ class OwnModel:
     def fitting(self, asked: StepOptions) -> list[StepOptions]:
         """List the options with which the step fits, the fastest first.
 
-        Tried are all microbatches of at most 64 sequences that divide the batch, all parts of a block, and sharded
-        weights or not, each with as few recomputed blocks as fit.
+        It tries every microbatch of at most 64 sequences that divides the batch, every part of a block, and FSDP2 or
+        not.  Each of these comes with the fewest recomputed blocks that fit.
 
         Args:
-            asked: its ``part`` stands in options that recompute nothing.
+            asked: the options that the user asked for.  Options that recompute nothing get its ``part``, so that they
+                are listed once and not once for each part.
         """
         rounds = self.global_batch_size // self.cluster.gpus
         found = {
@@ -292,11 +297,12 @@ class OwnModel:
         return sorted(different, key=lambda opts: (self.seconds(opts).total, opts.recomputed, opts.part))
 
     def largest(self, letter: str, opts: StepOptions) -> int:
-        """Return the largest b or s that fits with these options; 0 if none does.
+        """Return the largest microbatch or the longest sequence that fits; 0 if none does.
 
         Args:
-            letter: "b", with as many microbatches in a step as before; or "s".
-            opts: how the step is run.
+            letter: "b" for the microbatch (the number of microbatches in a step stays the same), or "s" for the
+                sequence.
+            opts: how the step is run otherwise.
         """
 
         def too_large(size: int) -> bool:
@@ -313,11 +319,11 @@ class OwnModel:
         return sizes[place - 1] if place else 0
 
     def code(self, opts: StepOptions, dtype: str) -> list[str]:
-        """Return the lines of Python to paste, which run the step with these options.
+        """Return the lines of Python with which a user gets these options: loss, LoRA, recomputation, FSDP2, optimizer.
 
         Args:
             opts: how the step is run.
-            dtype: what FSDP2 gathers weights in, as "bfloat16".
+            dtype: the dtype in which FSDP2 gathers weights, such as "bfloat16".
         """
         changes = f"{LOSS_CODE[self.loss]}\n{adapter_code(self.blocks.path, self.lora)}"
         lines = [line for line in changes.split("\n") if line]
@@ -330,7 +336,7 @@ class OwnModel:
 
 
 def options_text(opts: StepOptions, model: OwnModel) -> str:
-    """Describe options in one line."""
+    """Describe options in one line: microbatch, recomputed blocks, and DDP or FSDP2."""
     layers, gpus = model.num_layers, model.cluster.gpus
     again = f"{model.blocks.order.num_layers(opts.recomputed)} of {layers} blocks" if opts.recomputed else "no block"
     if opts.recomputed and opts.part in SELECTIVE:
@@ -344,16 +350,16 @@ def options_text(opts: StepOptions, model: OwnModel) -> str:
 
 
 def outcome(model: OwnModel, asked: StepOptions, dtype: str) -> dict:
-    """Describe a plan in plain values, as ``--json`` writes them.
+    """Make the dict that ``actmem plan --json`` writes for a model in the user's own code.
 
     Args:
         model: the model and its job.
-        asked: the options that were asked for.
-        dtype: what FSDP2 gathers weights in, as "bfloat16".
+        asked: the options that the user asked for.
+        dtype: the dtype in which FSDP2 gathers weights, such as "bfloat16".
 
     Returns: a dict with these keys.
         num_parameters, num_trained: elements of all weights, and of the trained ones.
-        blocks: their "path" in the model, and "number", how many there are.
+        blocks: their "path" in the model, and the "number" of layers.
         sizes: the model's sizes by letter, without b.
         asked: the options asked for, as a dict with "text", "micro_batch_size", "blocks_again" (layers that are
             recomputed), "sharded" (by FSDP2, else DDP), "bytes" (needed on a GPU), "seconds" of a step, of which
@@ -361,14 +367,15 @@ def outcome(model: OwnModel, asked: StepOptions, dtype: str) -> dict:
             computation and are not in "seconds"), and "code" to paste.
         usable_bytes: memory of a GPU that a plan may fill.
         fits: whether the options asked for fit.
-        bill: their bill, a list of dicts with "term", "bytes" and "source".
-        kept_bytes: what forward saves for backward with them.
-        notes: sentences on the bill's limits.
+        bill: everything that one GPU holds at the peak with these options, a list of dicts with "term", "bytes" and
+            "source".
+        kept_bytes: bytes that forward saves for backward with these options.
+        notes: sentences for the user (``OwnModel.notes``).
         ways: the three fastest options that fit, as dicts like "asked".
         all_blocks: dicts like "asked": the options asked for and, for each part of a block that can be recomputed,
             those with that part recomputed in all blocks. Only the first if the model itself recomputes.
-        largest: by "no block runs again" (not if the model itself recomputes) and "all blocks run again", a dict of
-            the largest "b" that fits, and of the largest "s" if the model has one.
+        largest: two dicts, "no block runs again" (left out if the model itself recomputes) and "all blocks run again".
+            Each has the largest "b" that fits, and the largest "s" if the model has sequences.
     """
 
     def described(opts: StepOptions) -> dict:
@@ -413,8 +420,8 @@ def print_outcome(console: Console, found: Mapping, cluster: Cluster) -> None:
     """Print a plan in tables of at most 80 columns.
 
     Args:
-        console: where it is printed.
-        found: what ``outcome`` returned.
+        console: the console to print on.
+        found: the dict that ``outcome`` returned.
         cluster: the GPUs.
     """
 

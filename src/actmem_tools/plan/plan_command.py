@@ -1,7 +1,7 @@
-"""``actmem plan``: the command line of both planners.
+"""``actmem plan``: the command line of two planners.
 
-One searches the layouts of a model that is known by name; the other plans a model in the user's own code, or in
-Hugging Face's.
+For a model known by name it searches layouts (``search``).  A model in the user's own code, or in Hugging Face's, is
+planned by ``own_model``.
 """
 
 import argparse
@@ -59,7 +59,11 @@ dropout too; a GPU's keeps a few bytes more.
 
 
 def plan_parser() -> Parser:
-    """Make the parser.  An option that only one planner takes is None unless it is given."""
+    """Make the command-line parser of ``actmem plan``.
+
+    Options that apply only to named models, or only to models in the user's own code, default to None, so that the
+    command can tell whether they were given.
+    """
     what = "Layouts of a training job that fit.\nOf a model of your own: whether it fits, and what makes it fit."
     parser = Parser("plan", what, epilog=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
@@ -158,14 +162,14 @@ def main(argv: Sequence[str] | None, solved: Solved, verify: Verify) -> int:
     """Run ``actmem plan``.
 
     Args:
-        argv: the options as typed; None for those of the process.
-        solved: solves the tapes of a model in the user's own code (``actmem_tools.tape.model_tape.solved_target``).
-        verify: runs --verify (``actmem_tools.verify.report_verification``).  Both need torch, which --help and plans
-            of named models don't.
+        argv: the options as typed; None to read the process's own command line.
+        solved: finds the formulas of a model in the user's own code (``tape.model_tape.solved_target``).
+        verify: runs --verify (``actmem_tools.verify.report_verification``).  Both functions are arguments because they
+            import torch, which --help and plans of named models don't need.
 
-    Returns: the exit code.  For a named model it is 0 if some layout fits, and 1 if none does or if --verify finds a
-        difference.  For a model in the user's own code it is 0 if the model fits as it was asked to run, else 1.  It is
-        2, after one line on standard error, if the request is impossible.
+    Returns: the exit code.  For a named model: 0 if some layout fits, 1 if none does or if --verify finds a difference.
+        For a model in the user's own code: 0 if it fits with the options asked for, else 1.  For both: 2, after one
+        line on standard error, if the request is impossible.
     """
 
     def run(args: argparse.Namespace) -> int:

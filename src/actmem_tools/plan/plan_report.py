@@ -1,4 +1,4 @@
-"""Report a search's outcome: as one JSON object, and as the tables that are printed from that object."""
+"""Report what the search for layouts found: as one dict for JSON, and as tables that are printed from that dict."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ _LONGEST_LINE = 50
 
 
 def as_object(request: Request, found: SearchResult) -> dict:
-    """Describe a search's outcome in plain values, as ``--json`` writes them.
+    """Make the dict that ``actmem plan --json`` writes for a named model.
 
     Args:
-        request: what was asked for.
+        request: the job that was searched.
         found: what the search found.
 
     Returns: a dict with these keys.
         request: what was asked for, field by field.
         counted, fitting: how many layouts were counted, and how many of them fit.
-        plans: the best plans, each a dict of its sizes, its bytes, its "seconds" by cause with their "total", its "mfu"
-            (model FLOPs utilization) and its "text".
+        plans: the best plans, each a dict with its sizes, its bytes, its "seconds" by cause with their "total", its
+            "mfu" (model FLOPs utilization) and its "text".
         ranking: the rule by which plans are ranked, in words.
-        fixed_sizes: what the sizes that were asked for cost, in words; "" without such sizes.
-        bill: the first plan's bill: "moment", "bytes", "lines" with a part, term, bytes and source each,
-            "allowance_bytes" and "free_bytes"; None if nothing fits.
-        refused: the smallest layouts that don't fit, each with "over_bytes", how much they are too large.
-        settings: lines to paste, by framework.
+        fixed_sizes: what the sizes that the user fixed cost in time, in words; "" if none were fixed.
+        bill: what the first plan's fullest rank holds: the "moment", "bytes", "lines" with "part", "term", "bytes" and
+            "source" each, "allowance_bytes" and "free_bytes"; None if nothing fits.
+        refused: the smallest layouts that don't fit, each with "over_bytes": by how many bytes it is too large.
+        settings: by framework, the lines to paste for the first plan.
     """
     model, cluster, batch = request.model, request.cluster, request.global_batch_size
     chosen = found.plans[0] if found.plans else None
@@ -127,14 +127,14 @@ def _ranking_text(request: Request, found: SearchResult) -> str:
 
 
 def fixed_sizes_text(request: Request, first: Plan) -> str:
-    """Say in words what the sizes that were asked for cost.
+    """Say in one or two sentences what it costs that the user fixed some sizes of the layout.
 
     Args:
-        request: what was asked for, with fixed sizes.
+        request: the job, with fixed sizes.
         first: the best plan that has these sizes.
 
-    Returns: how much longer a step takes than with the best plan of all sizes, and on what; and if ``first`` recomputes
-        anything, what of it wouldn't fit without.
+    Returns: how much longer a step takes than in the best plan without fixed sizes, and what takes longer.  If
+        ``first`` recomputes anything, also by how many bytes it wouldn't fit without recomputation.
     """
     best = replace(request, fixed={}).search().plans[0]
     if best == first:
@@ -159,7 +159,7 @@ def fixed_sizes_text(request: Request, first: Plan) -> str:
 
 
 def layout_text(layout: Parallel) -> str:
-    """Write a layout in one line: TP, DP and b, and of the other sizes those above 1."""
+    """Write a layout in one line: TP, DP and b always, other sizes only if they are above 1."""
     parts = [f"TP {layout.tensor_parallel_size}" + (" + SP" if layout.sequence_parallel else "")]
     for name, size in (
         ("PP", layout.pipeline_parallel_size),
@@ -180,12 +180,12 @@ def plan_text(plan: Plan) -> str:
 
 
 def refusal_text(model: PlannedModel, refused: Counted, cluster: Cluster) -> str:
-    """Say in one line which layout doesn't fit and by how much, with the two largest parts of its bill.
+    """Say in one line by how much a layout doesn't fit, and which two parts of its bill are the largest.
 
     Args:
-        model: what was to be trained.
+        model: the model that was to be trained.
         refused: the layout, with its bytes.
-        cluster: the GPUs that it doesn't fit on.
+        cluster: the GPUs on which it doesn't fit.
     """
     largest = sorted(bill_of(model, refused).by_part().items(), key=lambda part: -part[1])[:2]
     parts = ", ".join(f"{name} {size / GIBIBYTE:.1f}" for name, size in largest)
@@ -197,11 +197,11 @@ def refusal_text(model: PlannedModel, refused: Counted, cluster: Cluster) -> str
 
 
 def print_plans(console: Console, outcome: Mapping) -> None:
-    """Print a search's outcome in tables of at most 80 columns.
+    """Print what a search found in tables of at most 80 columns.
 
     Args:
-        console: where it is printed.
-        outcome: what ``as_object`` returns.
+        console: the console to print on.
+        outcome: the dict that ``as_object`` returned.
     """
 
     def say(*lines: str) -> None:

@@ -1,9 +1,8 @@
-"""The models that ``actmem plan`` knows by name, and what the planner asks of each.
+"""The models that ``actmem plan`` knows by name: each predicts bytes, FLOPs and collectives for one rank of a layout.
 
-It asks for the bytes, FLOPs and collectives of the layers, the embedding and the loss on one rank.  There are the
-paper's GPT and today's decoders, with experts too, which are shared among the t tensor-parallel ranks or among more
-ranks.  Under context parallelism everything is sharded along the sequence: K and V are gathered for attention, and
-gathered again in backward.
+There are the paper's GPTs (``PlannedGPT``), and today's decoders with or without experts (``PlannedLlama``).  Experts
+are sharded among the t tensor-parallel ranks, or among more ranks (expert parallelism).  Context parallelism shards
+every activation along the sequence; K and V are gathered for attention, and gathered again in backward.
 """
 
 from __future__ import annotations
@@ -45,11 +44,11 @@ _LOSS_BYTES = 2 + 4 + 3 * 8
 
 @dataclass(frozen=True)
 class RankWork:
-    """What one rank computes for one microbatch.
+    """FLOPs and moved bytes of some work that one rank does for one microbatch.
 
     Attributes:
         matmul_flops: FLOPs of all matmuls.
-        moved_bytes: bytes that all operations read and write, as if each were a kernel of its own.
+        moved_bytes: bytes that all operations read from and write to memory, if each is a kernel of its own (unfused).
     """
 
     matmul_flops: int
@@ -57,23 +56,23 @@ class RankWork:
 
 
 class PlannedModel(ABC):
-    """A model that the planner knows by name.  Methods take a layout, and answer for one rank of it.
+    """A model that the planner knows by name.  Methods take a layout, and predict for one rank of it.
 
     Attributes:
-        name: as the paper or its authors write it, "175B" or "llama3-70b".
-        shape: its sizes, with the sequence length.  ``micro_batch_size`` is not used: the layout has one.
+        name: as the paper or its authors write it, such as "175B" or "llama3-70b".
+        shape: its sizes, with the sequence length.  Its ``micro_batch_size`` is ignored; the layout's is used.
         recompute_modes: modes of recomputation, from the one that recomputes least to the one that recomputes most.
             Each is slower and saves less than the one before.  Recomputation stops at the last tensor that backward
             reads.
-        context_parallel: whether its layer has context parallelism.
-        norm_vectors: how many vectors of h elements the final norm has.
-        tied_embeddings: whether embedding and output layer share one table.
-        learned_positions: whether positions have a table of learned vectors.
-        routing: how tokens are spread over experts, "even" or "one-sided"; "" without experts.
-        global_batch_size: sequences of one step, unless another number is asked for.
+        context_parallel: whether its layer can run with context parallelism.
+        norm_vectors: how many parameter vectors of h elements the final norm has: 2 with a bias, else 1.
+        tied_embeddings: whether embedding and output layer share one weight.
+        learned_positions: whether it learns a vector for each position.
+        routing: how tokens are distributed to experts, "even" or "one-sided"; "" without experts.
+        global_batch_size: sequences in one step, unless the user asks for another number.
         optimizer: what trains it.
-        precision: in what weights, gradients and states are kept, a key of ``PRECISIONS``.
-        device_type: "cuda" or "cpu": whose kernels run, which decides what some operations save.
+        precision: the dtypes of weights, gradients and states, a key of ``PRECISIONS``.
+        device_type: "cuda" or "cpu": whose kernels run.  Some save more on a CPU.
     """
 
     shape: ModelShape | LlamaShape
@@ -93,17 +92,17 @@ class PlannedModel(ABC):
 
     @property
     def states(self) -> tuple[State, ...]:
-        """What is kept of each parameter: the weight, its gradient, and the optimizer's states."""
+        """What training keeps for each parameter, in this order: weight, gradient, the optimizer's states."""
         return self.optimizer.all_states(self.precision)
 
     @property
     def num_layers(self) -> int:
-        """Layers of the whole model."""
+        """How many layers the whole model has."""
         return self.shape.num_layers
 
     @property
     def seq_length(self) -> int:
-        """Tokens of a sequence."""
+        """How many tokens a sequence has."""
         return self.shape.seq_length
 
     def _with(self, **changed: Any) -> PlannedModel:
@@ -112,7 +111,7 @@ class PlannedModel(ABC):
         return other
 
     def with_sizes(self, **sizes: int) -> PlannedModel:
-        """Return the same model with other sizes of its shape, as ``seq_length=4096``.
+        """Return the same model with other sizes, such as ``seq_length=4096``.
 
         Raises: ConfigError on an impossible size.
         """
@@ -125,7 +124,7 @@ class PlannedModel(ABC):
             optimizer: a key of ``OPTIMIZERS``.
             precision: a key of ``PRECISIONS``.
 
-        Raises: ConfigError on an unknown one, or if it isn't known what this model's linears keep in fp8.
+        Raises: ConfigError on an unknown optimizer or precision, or if this library has no fp8 formulas for the model.
         """
         check_choice("precision", precision, PRECISIONS)
         if precision == "fp8" and (not isinstance(self.shape, LlamaShape) or self.shape.num_experts):
@@ -133,13 +132,13 @@ class PlannedModel(ABC):
         return self._with(optimizer=optimizer_of(optimizer), precision=precision)
 
     def check_verifiable(self) -> None:
-        """Raise ConfigError if the optimizer's step can't be run here, as ``--verify`` needs it."""
+        """Raise ConfigError if ``--verify`` can't run the optimizer's step: it runs AdamW in mixed precision only."""
         if not self.optimizer.is_default or self.precision != "mixed":
             rule = f"only adamw's mixed step is run here, not that of {self.optimizer.name}, {self.precision}"
             raise ConfigError("verify", rule)
 
     def on(self, device_type: str) -> PlannedModel:
-        """Return the same model with the bytes that one kind of device's kernels save.
+        """Return the same model with the bytes that the kernels of one kind of device save for backward.
 
         Args:
             device_type: "cuda", the default of every model; or "cpu", where an emulated rank runs and is measured.
@@ -176,22 +175,27 @@ class PlannedModel(ABC):
 
     @abstractmethod
     def rows(self, layout: Parallel, what: str) -> Sequence[Row]:
-        """List what one rank saves for backward of one microbatch in a part of the model.
+        """List what one rank saves for backward of one microbatch, in one layer or outside the layers.
 
         Args:
             layout: how the ranks share the model.
-            what: the part: a mode of recomputation, for one layer in that mode; "first", for the embedding; or "last",
-                for the final norm, the output layer and the loss, with the logits.
+            what: a mode of recomputation, such as "none", for one layer in that mode; "first" for the embedding; or
+                "last" for the final norm, the output layer and the loss, with the logits.
+
+        Returns: one row for each saved tensor.
         """
 
     @abstractmethod
     def part(self, layout: Parallel, what: str) -> StagePart:
-        """Read a part of the model on the stored tapes: its FLOPs, and what its backward makes.
+        """Look up the FLOPs of a part of the model, and the memory that its backward pass allocates.
+
+        They come from tapes, recorded runs whose sizes are formulas (``tape.stage_tapes``).
 
         Args:
             layout: how the ranks share the model.
-            what: the part: "layer none", or another mode after "layer", for one layer; "first", for the embedding;
-                "last", for the final norm, the output layer and the loss; or "whole", for both ends together.
+            what: "layer none", or another mode of recomputation after "layer", for one layer; "first" for the
+                embedding; "last" for the final norm, the output layer and the loss; "whole" for "first" and "last"
+                together.
         """
 
     @abstractmethod
@@ -199,10 +203,10 @@ class PlannedModel(ABC):
         """Count the parameters of one layer that one rank holds."""
 
     def expert_parameters(self, layout: Parallel) -> int:
-        """Count those of a layer's parameters on one rank that belong to experts, if fewer ranks hold the same experts.
+        """Count one layer's expert parameters on one rank if EP > TP, else return 0.
 
-        That is so where more ranks share the experts than share the rest (EP > TP).  Else it is 0: data-parallel ranks
-        then divide the experts' parameters as all others.
+        With EP > TP fewer ranks hold the same experts than hold the same other parameters, so ZeRO shards expert
+        parameters among fewer ranks.  With EP = TP it treats them like all others.
         """
         return 0
 
@@ -210,16 +214,16 @@ class PlannedModel(ABC):
     def layer_collectives(self, layout: Parallel, recompute: str) -> list[PredictedCollective]:
         """List the collectives of one layer among tensor-, context- and expert-parallel ranks, for one microbatch.
 
-        Those of forward, of recomputation and of backward are among them (``PredictedCollective.phase``).
+        The list has those of forward, recomputation and backward; ``PredictedCollective.phase`` tells them apart.
         """
 
     @abstractmethod
     def moved_bytes(self, layout: Parallel) -> int:
-        """Count the bytes that one layer's forward pass reads and writes, as if each operation were a kernel."""
+        """Count the bytes that one layer's forward pass reads and writes, if each operation is a kernel (unfused)."""
 
     @abstractmethod
     def moved_again_bytes(self, layout: Parallel, recompute: str) -> int:
-        """Count the bytes that recomputation of one layer reads and writes in backward."""
+        """Count the bytes that operations read and write while backward recomputes one layer in this mode."""
 
     def end_parameters(self, layout: Parallel, first: bool, last: bool) -> int:
         """Count the parameters outside layers that one rank holds.
@@ -240,21 +244,21 @@ class PlannedModel(ABC):
         return self.num_layers * self.layer_parameters(alone) + self.end_parameters(alone, True, True)
 
     def own_vocabulary(self, layout: Parallel) -> int:
-        """Return how many of the embedding's rows one rank holds: v/t, after v is padded to a multiple of t."""
+        """Return how many rows of the embedding one rank holds: v/t, with v rounded up to a multiple of t."""
         t = layout.tensor_parallel_size
         return padded_vocab_size(self.shape.vocab_size, t, multiple=1) // t
 
     def layer_work(self, layout: Parallel) -> RankWork:
-        """Count the work of one layer's forward pass."""
+        """Count FLOPs and moved bytes of one layer's forward pass on one rank, for one microbatch."""
         return RankWork(self.part(layout, "layer none").forward_flops, self.moved_bytes(layout))
 
     def added_work(self, layout: Parallel, recompute: str) -> RankWork:
-        """Count the work that recomputation adds to one layer's backward pass."""
+        """Count the FLOPs and moved bytes that recomputation adds to one layer's backward pass."""
         mode, none = (self.part(layout, f"layer {each}") for each in (recompute, "none"))
         return RankWork(mode.backward_flops - none.backward_flops, self.moved_again_bytes(layout, recompute))
 
     def last_work(self, layout: Parallel) -> RankWork:
-        """Count the work of the forward pass of output layer and loss."""
+        """Count FLOPs and moved bytes of the forward pass of the output layer and the loss."""
         moved = _LOSS_BYTES * self.tokens(layout) * self.own_vocabulary(layout)
         return RankWork(self.part(layout, "last").forward_flops, moved)
 
@@ -265,11 +269,11 @@ class PlannedModel(ABC):
         return 3 * (self.num_layers * layer + end)
 
     def tokens(self, layout: Parallel) -> int:
-        """Return how many tokens of one microbatch a context-parallel rank has."""
+        """Return how many tokens of one microbatch a context-parallel rank has: s·b/c."""
         return self.seq_length // layout.context_parallel_size * layout.micro_batch_size
 
     def hidden_elements(self, layout: Parallel) -> int:
-        """Count the elements of a layer's input on one rank; its output has as many."""
+        """Count the elements of a layer's input on one rank; the layer's output has equally many."""
         return self.tokens(layout) * self.shape.hidden_size // layout.sequence_parts
 
     def output_bytes(self, layout: Parallel) -> int:
@@ -278,15 +282,14 @@ class PlannedModel(ABC):
 
 
 class PlannedGPT(PlannedModel):
-    """A GPT of the paper, by the paper's formulas.
+    """A GPT as in the paper, predicted by the paper's formulas.
 
     Args:
-        name: the model's name.  If it is one of ``PAPER_MODELS``, a step has as many sequences as in the paper;
-            otherwise one.
+        name: the model's name.  If it is a key of ``PAPER_MODELS``, its global batch size is the paper's; otherwise 1.
         shape: its sizes.
 
     Attributes:
-        recompute_modes: the paper's modes of recomputation that a plan may use, least recomputation first.
+        recompute_modes: the modes of recomputation that a plan may use, from least to most recomputation.
     """
 
     shape: ModelShape
@@ -344,9 +347,9 @@ class PlannedGPT(PlannedModel):
 
 
 class PlannedLlama(PlannedModel):
-    """A Llama, or a model built like it, by this library's formulas.
+    """A Llama, or a model built like one, predicted by this library's formulas.
 
-    It has RMSNorm, rotary positions, grouped-query attention, gated MLPs or experts, and no biases.
+    Such a model has RMSNorm, rotary positions, grouped-query attention, gated MLPs or experts, and no biases.
 
     Args:
         name: the model's name.
@@ -477,7 +480,10 @@ class PlannedLlama(PlannedModel):
         return 2 * (2 * 2 * self.hidden_elements(layout) + 3 * self._mlp_rows(layout) + 2 * 2 * heads)
 
     def last_work(self, layout: Parallel) -> RankWork:
-        """Count the work of the forward pass of output layer and loss, with the bytes that the output layer moves."""
+        """Count FLOPs and moved bytes of the forward pass of the output layer and the loss.
+
+        Unlike ``PlannedModel.last_work`` it also counts the bytes that the output layer's matmul moves.
+        """
         work = super().last_work(layout)
         tokens, own, h = self.tokens(layout), self.own_vocabulary(layout), self.shape.hidden_size
         return RankWork(work.matmul_flops, work.moved_bytes + 2 * (tokens * (h + own) + h * own))

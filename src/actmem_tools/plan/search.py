@@ -1,12 +1,13 @@
-"""Search the layouts of a training job: count the bytes of each, and rank those that fit.
+"""Search the layouts of a training job: predict the peak bytes of each, and rank those that fit.
 
-``layouts`` lists the layouts.  Those that fit are ordered by predicted time, and those whose times can't be told apart
-as ``Plan.order_of_equals`` says.  Of those that don't fit, the smallest are returned, with their bytes.
+A layout says how ranks share the model: TP, PP, CP, DP, ZeRO stage, microbatch.  ``layouts`` lists them.  Layouts that
+fit are ordered by predicted time; where times are too close to be told apart, by ``Plan.order_of_equals``.  Of the
+layouts that don't fit, the smallest are returned with their bytes.
 
-What is counted is a bill: all that a pipeline rank holds at the moment when it holds most.  That is the weights, the
-gradients and the optimizer's states in the precision asked for (``optimizers.PRECISIONS``), divided among
-data-parallel ranks as the ZeRO stage says; what forward passes save for backward; and what the next backward pass
-makes.  A stage's outputs are freed once they are sent (2205.05198 appendix B).
+A bill lists everything that one pipeline rank holds at its peak: weights, gradients and optimizer states in the
+precision asked for (``optimizers.PRECISIONS``), sharded as the ZeRO stage says; what forward passes have saved for
+backward; and what the next backward pass allocates (the transient).  A stage's outputs are freed after they are sent
+(2205.05198 appendix B).
 """
 
 import heapq
@@ -46,10 +47,10 @@ _NOT_RUN = "no framework runs this whose settings are printed; --all plans it al
 
 @dataclass(frozen=True)
 class Bill:
-    """What one rank holds at one moment of the step.
+    """Everything that one rank holds at its peak.
 
     Attributes:
-        moment: the rank and the moment, in words.
+        moment: in words, which pipeline rank it is and how many microbatches are in flight.
         parts: the rows, in bytes, by part of the bill: "weights", "gradients", "optimizer states", "activations",
             "logits and loss", "communication buffers" and "transient".
     """
@@ -59,27 +60,32 @@ class Bill:
 
     @property
     def bytes(self) -> int:
-        """The sum of all rows."""
+        """The bytes of all rows together."""
         return sum(total(rows) for rows in self.parts.values())
 
     def by_part(self) -> dict[str, int]:
-        """The bytes of each part that has any."""
+        """Return the bytes of each part, without parts of 0 bytes."""
         sums = {part: total(rows) for part, rows in self.parts.items()}
         return {part: size for part, size in sums.items() if size}
 
 
 @lru_cache(maxsize=2**12)
 def chunk_layers(num_layers: int, pipeline_parallel_size: int, num_model_chunks: int = 1) -> tuple[int, ...]:
-    """Spread L layers over p·m stages, m of them on each of p ranks.
+    """Distribute a model's L layers over p·m pipeline stages, m model chunks on each of p ranks.
 
-    If p·m does not divide L, the last stage holds fewer layers than the others, and then the first stage too: these two
-    have the output layer and the embedding to hold besides.  With several chunks on a rank (m > 1) each of the two
-    holds at most one layer fewer, because frameworks let the embedding or the loss take the place of one layer.
+    If p·m does not divide L, the last stage gets fewer layers than the others, and if that is not enough the first one
+    too: they also hold the output layer and the embedding.  With several chunks on a rank (m > 1) each of the two gets
+    at most one layer fewer, because frameworks let the embedding or the loss take the place of one layer.
+
+    Args:
+        num_layers: L.
+        pipeline_parallel_size: p.
+        num_model_chunks: m.
 
     Returns: the number of layers of each stage, in the order in which a microbatch passes through them.  Chunk c of
         rank r is stage c·p + r.
 
-    Raises: ConfigError if the two would have to hold fewer layers than that, or none.
+    Raises: ConfigError if L can't be distributed by this rule.
     """
     p, m = pipeline_parallel_size, num_model_chunks
     per_stage = -(-num_layers // (p * m))
@@ -107,11 +113,11 @@ def stage_layers(num_layers: int, pipeline_parallel_size: int, num_model_chunks:
 
 @lru_cache(maxsize=2**12)
 def refusal(model: PlannedModel, stage_axes: Parallel) -> str:
-    """Return why the model can't be sharded as the layout says, in one sentence; "" if it can be.
+    """Return in one sentence why the model can't be sharded in this layout; "" if it can be.
 
     Args:
-        model: what is to be sharded.
-        stage_axes: the layout's ``stage_axes``.
+        model: the model.
+        stage_axes: the layout without data parallelism (``Parallel.stage_axes``).
     """
     try:
         model.check(stage_axes.layer_axes)
@@ -123,16 +129,15 @@ def refusal(model: PlannedModel, stage_axes: Parallel) -> str:
 
 @lru_cache(maxsize=2**12)
 def rank_parameters(model: PlannedModel, stage_axes: Parallel, pipeline_rank: int) -> tuple[int, int, int, int]:
-    """Count the parameters that one pipeline rank holds, before data-parallel ranks divide them (ZeRO).
+    """Count the parameters that one pipeline rank holds, before ZeRO shards them among data-parallel ranks.
 
     Args:
-        model: whose parameters are counted.
-        stage_axes: the layout's tensor, pipeline and expert sizes (``Parallel.stage_axes``).
+        model: the model.
+        stage_axes: the layout without data parallelism (``Parallel.stage_axes``).
         pipeline_rank: which rank of the pipeline, from 0.
 
-    Returns: four numbers of elements: of all that the rank holds; of one layer; of what is outside layers (embedding,
-        final norm, output layer); and of the rank's experts, if more ranks share the experts than share the rest, else
-        0.
+    Returns: four counts: all parameters of the rank; those of one layer; those outside the layers (embedding, final
+        norm, output layer); and those of experts, or 0 if EP = TP (``PlannedModel.expert_parameters``).
     """
     p = stage_axes.pipeline_parallel_size
     of_layer = model.layer_parameters(stage_axes.layer_axes)
@@ -142,16 +147,16 @@ def rank_parameters(model: PlannedModel, stage_axes: Parallel, pipeline_rank: in
 
 
 def share(elements: int, layout: Parallel, divided: bool, of_experts: int = 0) -> int:
-    """Return how many of a rank's parameters it still holds once data-parallel ranks have divided them (ZeRO).
+    """Return how many of its parameters a rank holds after ZeRO has sharded them among data-parallel ranks.
 
     Args:
-        elements: parameters of the rank before they are divided.
-        layout: says how many ranks hold the same parameters and divide them.
-        divided: whether they are divided at all; if not, ``elements`` is returned.
-        of_experts: how many of ``elements`` belong to experts of which fewer ranks hold the same
+        elements: parameters of the rank before ZeRO.
+        layout: how many ranks hold the same parameters.
+        divided: whether the ZeRO stage shards them; if not, ``elements`` is returned.
+        of_experts: how many of ``elements`` are expert parameters, which fewer ranks share
             (``PlannedModel.expert_parameters``).
 
-    Returns: elements, rounded up.
+    Returns: a number of parameters; expert and other parameters are each rounded up.
     """
     if not divided:
         return elements
@@ -189,10 +194,10 @@ def _static(model: PlannedModel, layout: Parallel, pipeline_rank: int) -> Iterat
 
 
 def static_rows(model: PlannedModel, layout: Parallel, pipeline_rank: int) -> dict[str, list[Row]]:
-    """List the part of a rank's bill that doesn't depend on recomputation.
+    """List the rows of a rank's bill that don't depend on recomputation.
 
-    Returns: the rows by part: "weights", "gradients", "optimizer states", "communication buffers", and "transient",
-        which has only what the tapes don't have.
+    Returns: rows by part of the bill: "weights", "gradients", "optimizer states", "communication buffers", and
+        "transient", which has only the rows that are not on the tapes: copies in fp8.
     """
     names = ("weights", "gradients", "optimizer states", "communication buffers", "transient")
     parts: dict[str, list[Row]] = {part: [] for part in names}
@@ -204,10 +209,19 @@ def static_rows(model: PlannedModel, layout: Parallel, pipeline_rank: int) -> di
 
 
 def chunk_passes(model: PlannedModel, layout: Parallel, num_microbatches: int, pipeline_rank: int) -> tuple[int, int]:
-    """Return how many passes of a chunk are in flight on a rank at its peak, and how many layers a chunk has.
+    """Return how many forward passes a pipeline rank holds at its peak, and how many layers each pass has saved.
 
-    A pass is in flight from its forward to its backward.  With several chunks on a rank the number of layers ignores
-    that the model's first and last chunk can have fewer than the others.
+    A pass is one microbatch through one model chunk.  The rank holds it from its forward to its backward pass there.
+
+    Args:
+        model: the model, for its number of layers.
+        layout: the parallelism.
+        num_microbatches: the microbatches of one step.
+        pipeline_rank: which rank of the pipeline, from 0.
+
+    Returns: the number of passes; and the layers of a chunk.  With one chunk on each rank these are the rank's own
+        layers.  With several they are the layers of a full chunk: the model's first and last chunk can have fewer,
+        which the caller must subtract.
     """
     p, m = layout.pipeline_parallel_size, layout.num_model_chunks
     layers = chunk_layers(model.num_layers, p, m)[pipeline_rank if m == 1 else p]
@@ -249,13 +263,13 @@ def _at_its_fullest(
 def held_bytes(
     model: PlannedModel, stage_axes: Parallel, recompute: str, num_microbatches: int, pipeline_rank: int
 ) -> int:
-    """Sum up the part of ``rank_bill`` that depends on recomputation: all its bytes but those of ``static_rows``.
+    """Return the bytes of a rank's bill that depend on recomputation: ``rank_bill`` without ``static_rows``.
 
     Args:
         model: what is trained.
-        stage_axes: the layout's ``stage_axes``.
+        stage_axes: the layout without data parallelism (``Parallel.stage_axes``).
         recompute: mode of recomputation.
-        num_microbatches: of a step.
+        num_microbatches: microbatches in a step.
         pipeline_rank: which rank of the pipeline, from 0.
     """
     kept, backward = _at_its_fullest(model, stage_axes, recompute, num_microbatches, pipeline_rank)
@@ -268,13 +282,13 @@ def _kept_bytes(model: PlannedModel, layer_axes: Parallel, what: str) -> int:
 
 
 def rank_bill(model: PlannedModel, layout: Parallel, recompute: str, num_microbatches: int, pipeline_rank: int) -> Bill:
-    """List everything that one pipeline rank holds when it holds most.
+    """List everything that one pipeline rank holds at its peak.
 
     Args:
         model: what is trained.
         layout: how the ranks share the model.
         recompute: mode of recomputation.
-        num_microbatches: of a step.
+        num_microbatches: microbatches in a step.
         pipeline_rank: which rank of the pipeline, from 0.
     """
     kept, backward = _at_its_fullest(model, layout, recompute, num_microbatches, pipeline_rank)
@@ -311,15 +325,15 @@ def layouts(
 ) -> Iterator[Parallel]:
     """Yield the layouts that a search counts, in a fixed order.
 
-    All use every GPU of the cluster, and divide the batch evenly.  t divides a node's GPUs; c is a power of 2 that
-    leaves each rank ``LEAST_CONTEXT_TOKENS``; b is at most ``LARGEST_MICRO_BATCH``.  Layouts that the model can't be
-    sharded by are among them: ``refusal`` finds those.
+    Every layout uses all GPUs of the cluster and divides the batch evenly.  t divides a node's GPUs; c is a power of 2
+    that leaves each rank at least ``LEAST_CONTEXT_TOKENS`` tokens; b is at most ``LARGEST_MICRO_BATCH``.  Some of these
+    layouts can't shard the model (25 heads, t = 2): check them with ``refusal``.
 
     Args:
         model: what is trained.
         cluster: its GPUs.
-        global_batch_size: sequences of one step.
-        fixed: sizes that a layout must have, by the names of ``Parallel``'s fields.
+        global_batch_size: sequences in one step.
+        fixed: values that the layout must have, by the name of ``Parallel``'s field.
     """
 
     def allowed(name: str, sizes: Iterable[int]) -> list[int]:
@@ -352,14 +366,14 @@ def layouts(
 
 @dataclass(frozen=True)
 class Counted:
-    """A layout whose bytes were counted.
+    """A layout with its predicted peak memory.
 
     Attributes:
         layout: how the ranks share the model.
         recompute: the mode of recomputation.
-        num_microbatches: of one step on each data-parallel rank.
-        pipeline_rank: the pipeline rank that holds most.
-        bytes: what that rank holds at its peak, without the memory that is left free for CUDA, NCCL and the allocator
+        num_microbatches: how many microbatches each data-parallel rank runs in a step.
+        pipeline_rank: the pipeline rank with the highest peak.
+        bytes: that peak, without the memory that is left free for CUDA, NCCL and the allocator
             (``Cluster.allowance_bytes``).
     """
 
@@ -372,21 +386,21 @@ class Counted:
 
 @dataclass(frozen=True)
 class Plan(Counted):
-    """A layout that fits, with the least recomputation with which it does, and how long its step takes."""
+    """A layout that fits, in the mode of least recomputation in which it fits, and the predicted time of its step."""
 
     seconds: StepSeconds
 
     @property
     def order(self) -> tuple:
-        """The key that sorts plans by time, then by bytes; equal ones stay in the order of ``layouts``."""
+        """The sort key that orders plans by time, then by bytes."""
         return self.seconds.total, self.bytes
 
     @property
     def order_of_equals(self) -> tuple:
-        """The key that sorts plans whose times are too near to be told apart, so that the least risky comes first.
+        """The sort key for plans whose predicted times are too close to be told apart: the least risky comes first.
 
-        Returns: first how much traffic must be hidden, in steps of ``MODEL_ERROR`` of the step's time; then the ZeRO
-            stage, the number of axes of parallelism, the bytes, and ``order``.
+        Returns: how much collective time computation must hide, in units of ``MODEL_ERROR`` of the step's time; the
+            ZeRO stage; how many kinds of parallelism are used; the bytes; and last, ``order``.
         """
         hidden = int(self.seconds.hidden / (MODEL_ERROR * self.seconds.total))
         layout = self.layout
@@ -400,11 +414,11 @@ class SearchResult:
     """What a search found.
 
     Attributes:
-        plans: the best of the layouts that fit, the best first.
-        nearest: the smallest of the layouts that don't fit, the smallest first.
-        counted: how many layouts had their bytes counted.
-        fitting: how many of those fit.
-        near: how many of the fitting ones take at most ``MODEL_ERROR`` longer than the fastest.
+        plans: the best layouts that fit, the best first.
+        nearest: the layouts that come closest to fitting, the one with the fewest bytes first.
+        counted: for how many layouts bytes were predicted.
+        fitting: how many of them fit.
+        near: how many fitting layouts take at most ``MODEL_ERROR`` longer than the fastest.
     """
 
     plans: list[Plan]
@@ -416,14 +430,14 @@ class SearchResult:
 
 @dataclass(frozen=True)
 class Request:
-    """What ``actmem plan`` is asked for: a job whose layouts are to be searched.
+    """A training job whose layouts are to be searched.
 
     Attributes:
         model: what is trained, with its sequence length and optimizer.
         cluster: its GPUs.
-        global_batch_size: sequences of one step.
-        fixed: sizes that a layout must have (see ``layouts``).
-        everything: whether to count also layouts that none of the frameworks runs whose settings are printed.
+        global_batch_size: sequences in one step.
+        fixed: values that the layout must have, by the name of ``Parallel``'s field.
+        everything: whether to include layouts that neither Megatron-LM nor torchtitan nor Hugging Face can run.
     """
 
     model: PlannedModel
@@ -433,17 +447,16 @@ class Request:
     everything: bool = False
 
     def search(self, keep: int = 1) -> SearchResult:
-        """Count all layouts of this request, and rank those that fit.
+        """Predict bytes and time of every layout of the job, and rank those that fit.
 
-        The fastest comes first, but among those whose times are within ``MODEL_ERROR`` of the fastest's
-        ``Plan.order_of_equals`` decides.
-
+        Plans are ranked by time.  Those within ``MODEL_ERROR`` of the fastest are ranked by ``Plan.order_of_equals``.
         The same request always gives the same result.
 
         Args:
             keep: how many plans to return, and how many of the layouts that don't fit.
 
-        Raises: ConfigError if no layout has these GPUs, this batch and these sizes, or if the model has no such axis.
+        Raises: ConfigError if no layout has these GPUs, this batch and these fixed sizes, or if they ask for context
+            parallelism, which the model doesn't have.
         """
         return _Search(self).run(keep)
 
@@ -582,10 +595,10 @@ class _Search:
 
 
 def bill_of(model: PlannedModel, plan: Counted) -> Bill:
-    """List everything that the plan's fullest pipeline rank holds when it holds most.
+    """List everything that the plan's fullest pipeline rank holds at its peak.
 
     Args:
         model: what is trained.
-        plan: a plan, or a layout that didn't fit.
+        plan: a plan, or a layout that doesn't fit.
     """
     return rank_bill(model, plan.layout, plan.recompute, plan.num_microbatches, plan.pipeline_rank)

@@ -1,13 +1,13 @@
-"""Predict how long one step takes, from counts, from the rates that data sheets state, and from assumptions.
+"""Predict how long one step takes, from counts, from the rates in GPUs' data sheets, and from assumptions.
 
-Counted are the FLOPs of matmuls, the bytes that operations move, the bytes that ranks send, how often they send, and
-the schedule's bubble.  Assumed is that
+The counts are the FLOPs of matmuls, the bytes that operations move, the bytes that ranks send, how often they send, and
+the schedule's bubble.  The assumptions are:
 
 - matmuls reach ``MATMUL_SHARE`` of the peak rate;
-- every operation, also a matmul, moves its operands at memory bandwidth, and that time comes on top;
+- every operation reads and writes memory at full bandwidth; a matmul takes this time in addition to that of its FLOPs;
 - links run at ``LINK_SHARE`` of their rate after a ring's latency, one collective at a time;
 - backward takes twice as long as forward;
-- collectives that can run beside computation cost only the time that one layer's computation doesn't cover.
+- a collective that can overlap with a layer's computation costs only the time by which it takes longer.
 """
 
 from collections.abc import Iterable
@@ -26,11 +26,11 @@ GIBIBYTE = 2**30
 
 @dataclass(frozen=True)
 class Device:
-    """One GPU's rates, as its data sheet states them.
+    """The rates of one kind of GPU, from its data sheet.
 
     Attributes:
-        name: as ``plan --device`` takes it.
-        flops_per_second: dense matmuls in 16 bits.
+        name: its name for ``plan --device``.
+        flops_per_second: rate of dense matmuls in 16 bits.
         memory_bytes_per_second: bandwidth of its memory.
         node_bytes_per_second: what it sends in one direction to the GPUs of its node.
         network_bytes_per_second: what it sends in one direction to other nodes.
@@ -90,14 +90,14 @@ ALLOWANCE_BYTES = 4 * GIBIBYTE
 class Cluster:
     """The GPUs of a job.
 
-    A group of ranks is described below by two numbers: ``ranks``, how many they are, and ``stride``, how many GPUs
-    one member is from the next.
+    Its methods describe a group of ranks by two numbers: ``ranks``, the size of the group, and ``stride``, the distance
+    from one member to the next (ranks 0, 8, 16 have stride 8).
 
     Attributes:
-        gpus: how many the job has.
+        gpus: how many GPUs the job has.
         memory_bytes: memory of one GPU.
-        per_node: GPUs of one node, which share its fast links.
-        device: the GPUs' rates.
+        per_node: how many GPUs a node has; fast links such as NVLink connect them.
+        device: the kind of GPU, with its rates.
         allowance_bytes: memory of each GPU that is left free for CUDA, NCCL and the allocator's reserve.
 
     Raises: ConfigError on an impossible number.
@@ -112,7 +112,7 @@ class Cluster:
     def __post_init__(self) -> None:
         check_size("gpus", self.gpus, largest=2**20)
         check_size("per_node", self.per_node, largest=2**10)
-        check_size("memory_bytes", self.memory_bytes, inf)
+        check_size("memory", self.memory_bytes, inf)
         check_size("allowance_bytes", self.allowance_bytes, inf, least=0)
         if self.gpus > self.per_node and self.gpus % self.per_node:
             raise ConfigError("gpus", f"{self.gpus} must be divisible by per_node = {self.per_node}")
@@ -126,44 +126,55 @@ class Cluster:
         return self.memory_bytes - self.allowance_bytes
 
     def inside_node(self, ranks: int, stride: int) -> bool:
-        """Return whether all ranks of a group are in one node."""
+        """Return whether a group of ``ranks`` ranks, ``stride`` GPUs apart, is inside one node."""
         return ranks * stride <= self.per_node
 
     def link(self, ranks: int, stride: int) -> float:
-        """Return how many bytes a second each rank of a group sends around its ring.
+        """Return how many bytes per second each rank of a group sends in a ring collective.
 
-        Where the group spans nodes, its ring uses the network ports of all its members in a node together.
+        If the group spans nodes, the ring uses the network ports of all its members in a node at once.
+
+        Args:
+            ranks: how many ranks the group has.
+            stride: the distance between two of them, in GPUs.
         """
         node, port = self.device.node_bytes_per_second, self.device.network_bytes_per_second
         inside = self.inside_node(ranks, stride)
         return LINK_SHARE * (node if inside else min(node, max(1, self.per_node // stride) * port))
 
     def ring_seconds(self, ranks: int, stride: int) -> float:
-        """Return how many seconds an all-gather or a reduce-scatter takes for each byte of the whole tensor.
+        """Return the seconds of an all-gather or a reduce-scatter per byte of the gathered tensor, without latency.
 
-        Latency comes on top.
+        Args:
+            ranks: how many ranks the group has.
+            stride: the distance between two of them, in GPUs.
         """
         return (ranks - 1) / ranks / self.link(ranks, stride)
 
     def latency(self, ranks: int, stride: int) -> float:
-        """Return how many seconds one pass around a group's ring takes, however few bytes are sent."""
+        """Return the latency of one pass around a group's ring in seconds: the time that even an empty tensor takes.
+
+        Args:
+            ranks: how many ranks the group has.
+            stride: the distance between two of them, in GPUs.
+        """
         nodes = -(-ranks // max(1, min(ranks, self.per_node // stride)))
         return RING_SECONDS + (ranks - nodes) * NODE_STEP_SECONDS + (nodes - 1) * NETWORK_STEP_SECONDS
 
 
 @dataclass(frozen=True)
 class StepSeconds:
-    """The seconds of one step, by what they are spent on; all but ``hidden`` add up to ``total``.
+    """The seconds of one step by what they are spent on; all but ``hidden`` add up to ``total``.
 
     Attributes:
         compute: forward and backward of all microbatches on the slowest pipeline rank.
         recompute: recomputation on that rank.
-        tensor: collectives inside layers that computation waits for: of tensor, context and expert parallelism.
+        tensor: waiting for collectives inside layers (tensor, context and expert parallelism).
         pipeline: sends from one stage to the next.
-        data: collectives of gradients and weights among data-parallel ranks that computation waits for.
-        bubble: what the pipeline's schedule lets a rank wait for others.
+        data: waiting for collectives of gradients and weights among data-parallel ranks.
+        bubble: idle time of a rank in the pipeline's fill and drain.
         optimizer: the optimizer's step.
-        hidden: collectives that run beside computation and cost no time if it hides them as assumed.
+        hidden: collectives that overlap with computation, and so are assumed to add nothing to ``total``.
     """
 
     compute: float
@@ -182,8 +193,7 @@ class StepSeconds:
 
 
 def work_seconds(work: RankWork, cluster: Cluster) -> float:
-    """Predict the seconds of some work: its FLOPs at ``MATMUL_SHARE`` of the peak, then its bytes at memory
-    bandwidth."""
+    """Predict the seconds of some work: FLOPs at ``MATMUL_SHARE`` of the peak rate, plus bytes at memory bandwidth."""
     device = cluster.device
     matmuls = work.matmul_flops / (device.flops_per_second * MATMUL_SHARE)
     return matmuls + work.moved_bytes / device.memory_bytes_per_second
@@ -194,9 +204,9 @@ class Traffic:
     """Seconds of one layer's collectives for one microbatch on one kind of link, inside or between nodes.
 
     Attributes:
-        forward: those that forward waits for.
-        backward: those that backward waits for, or recomputation in it.
-        beside: those that run beside backward's matmuls.
+        forward: collectives that the forward pass waits for.
+        backward: collectives that the backward pass, or recomputation in it, waits for.
+        beside: collectives that overlap with matmuls of the backward pass.
     """
 
     forward: float = 0.0
@@ -212,7 +222,7 @@ _WAITED_FOR = (OUTPUT, CONTEXT_EXCHANGE, EXPERT_EXCHANGE)
 def layer_traffic(model: PlannedModel, layout: Parallel, recompute: str, cluster: Cluster) -> dict[bool, Traffic]:
     """Predict the seconds of one layer's collectives for one microbatch.
 
-    Returns: under True those of groups inside a node, under False those of groups that span nodes.
+    Returns: two entries: under True for groups of ranks inside one node, under False for groups that span nodes.
     """
     t, cp = layout.tensor_parallel_size, layout.context_parallel_size
     traffic = {True: Traffic(), False: Traffic()}
@@ -233,7 +243,10 @@ def layer_traffic(model: PlannedModel, layout: Parallel, recompute: str, cluster
 
 
 def pipeline_seconds(model: PlannedModel, layout: Parallel, cluster: Cluster) -> float:
-    """Predict the seconds of one chunk's sends for one microbatch: its output to the next stage, a gradient back."""
+    """Predict the seconds that one model chunk's sends take for one microbatch.
+
+    A chunk sends its output to the next stage, and the gradient of its input to the stage before.
+    """
     if layout.pipeline_parallel_size == 1:
         return 0.0
     stride = layout.tensor_parallel_size * layout.replicas
@@ -242,11 +255,11 @@ def pipeline_seconds(model: PlannedModel, layout: Parallel, cluster: Cluster) ->
 
 @dataclass(frozen=True)
 class Shards:
-    """The weights of a rank that data-parallel ranks gather, and whose gradients they reduce.
+    """Sizes of the weights that data-parallel collectives gather, and of the gradients that they reduce, on one rank.
 
     Attributes:
         of_layer: elements of one layer's weights.
-        of_ends: elements of the rank's weights outside layers.
+        of_ends: elements of the rank's weights outside the layers (embedding, final norm, output layer).
         layers: how many layers the rank has.
         weight_size: bytes of a weight's element as it is sent.
         gradient_size: bytes of a gradient's element as it is sent.
@@ -264,22 +277,23 @@ def data_seconds(
 ) -> tuple[float, float]:
     """Predict the seconds of collectives among data-parallel ranks in one step.
 
-    ZeRO-0 all-reduces gradients once a step.  ZeRO-1 reduces them and gathers weights once a step.  From stage 2 on
-    gradients are reduced in every backward pass, and in stage 3 weights are gathered in every pass.
+    Without ZeRO gradients are all-reduced once a step.  ZeRO-1 reduce-scatters gradients and all-gathers weights once a
+    step.  ZeRO-2 reduce-scatters gradients in every backward pass.  ZeRO-3 also all-gathers weights in every forward
+    and backward pass.
 
-    A layer's collectives run while its neighbour computes.  So forward waits for the first layer's weights, backward
-    for the last layer's gradients, and for each layer between computation waits only if its collectives take longer
-    than it has ``room`` for.  In stages 2 and 3 this holds for every pass through a chunk, because FSDP2 waits at the
-    end of each.
+    The collectives of one layer overlap with the computation of its neighbour.  Three waits are left: forward waits for
+    the first layer's weights; backward waits for the gradients of the layer that it runs last; and a layer in between
+    waits if its collectives take longer than ``room``.  ZeRO-2 and ZeRO-3 have these waits in every pass through a
+    model chunk, because FSDP2 synchronizes at the end of each.
 
     Args:
-        shards: the rank's weights.
-        layout: its ZeRO stage, and who shares the weights.
-        num_microbatches: of the step.
-        room: seconds of one layer's forward and of its backward in which the link is free for these collectives.
+        shards: sizes of the rank's weights and gradients.
+        layout: its ZeRO stage, and how many ranks hold the same weights.
+        num_microbatches: microbatches in the step.
+        room: for how many seconds of one layer's forward, and of its backward, the link is free for these collectives.
         cluster: the GPUs and their links.
 
-    Returns: the seconds that computation waits for the collectives, and the seconds of those that it hides.
+    Returns: seconds that computation waits for these collectives; and seconds of collectives that overlap with it.
     """
     ranks = layout.replicas
     if ranks == 1:
@@ -310,13 +324,13 @@ def data_seconds(
 
 
 def optimizer_seconds(share: int, states: Iterable[State], cluster: Cluster) -> float:
-    """Predict the seconds of the optimizer's step on one rank, which memory bandwidth limits.
+    """Predict the seconds of the optimizer's step on one rank; it is limited by memory bandwidth.
 
-    It reads the gradients, reads and writes the states, and writes the 16-bit weights.
+    The step reads the gradients, reads and writes the optimizer's states, and writes the 16-bit weights.
 
     Args:
         share: how many parameters the rank updates.
-        states: what is kept of each parameter: the weight, the gradient, and then the optimizer's own states.
+        states: what is kept for each parameter, in this order: weight, gradient, the optimizer's states.
         cluster: the GPUs.
     """
     weights, gradients, *own = (state.bytes_of(share) for state in states)

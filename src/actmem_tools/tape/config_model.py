@@ -1,4 +1,7 @@
-"""Make the model of a Hugging Face configuration, at the configuration's sizes, with any number of its layers."""
+"""Build the model of a Hugging Face configuration with fewer layers than it has, so that it can be run and recorded.
+
+All other sizes are those of the configuration.
+"""
 
 import contextlib
 import math
@@ -27,20 +30,20 @@ _PLACE = re.compile("idx|index|layer_id|layer_number")
 
 
 class ConfigModel:
-    """The model of a configuration, as ``plan`` solves it.
+    """A Hugging Face model that ``actmem plan`` is given as a ``config.json``.
 
     Args:
         given: the content of the ``config.json``.
 
     Attributes:
-        config: transformers' configuration of the model that reads the text.
-        letters: the letters of the sizes that the configuration leaves open: b, and s for text.
+        config: transformers' configuration of the text part of the model.
+        letters: letters of the sizes that the configuration leaves open: b, and for text also s.
         number: how many layers the model has.
-        order: the order in which they repeat.
-        positions: how many positions the model has vectors for; ``LARGEST_SIZE`` if it has no table of them.
+        order: how kinds of layers alternate (``config_file.Order``).
+        positions: the longest sequence that its learned positions allow; ``LARGEST_SIZE`` if it has none.
 
     Raises: ConfigError if transformers doesn't have the model, or if it isn't one stack of layers that reads text or
-        classifies pictures.
+        classifies images.
     """
 
     def __init__(self, given: Mapping[str, Any]):
@@ -78,14 +81,16 @@ class ConfigModel:
 
     @property
     def num_blocks(self) -> int:
-        """How many blocks the configuration's model has."""
+        """How many blocks (``config_file.Order``) the configuration's model has."""
         return (self.number - self.order.first) // self.order.period
 
     def factory(self, vocab_size: int = 0) -> Callable[..., tuple[nn.Module, dict[str, torch.Tensor]]]:
-        """Return a factory of the model, which takes b, l (the number of blocks) and, for text, s.
+        """Return a function that builds the model and its inputs.
 
         Args:
-            vocab_size: the vocabulary's size; 0 for the configuration's.
+            vocab_size: size of the vocabulary; 0 to use the configuration's.
+
+        Returns: a function of b, l (the number of blocks) and, for text, s, which returns (model, inputs).
         """
 
         def made(b: int, l: int, s: int = 0) -> tuple[nn.Module, dict[str, torch.Tensor]]:  # noqa: E741
@@ -117,7 +122,10 @@ class ConfigModel:
         return {number for one in configs for name in names if isinstance(number := getattr(one, name, None), int)}
 
     def limits(self, s: int) -> tuple[int, int]:
-        """Return the shortest and the longest sequence, in tokens, that run the same operations as one of ``s``."""
+        """Return the shortest and the longest sequence, in tokens, that run the same operations as one of ``s`` tokens.
+
+        Attention with a sliding window, for example, needs a mask only if the sequence is longer than the window.
+        """
         windows = self._numbers(_WINDOWS)
         above = [w - 1 for w in windows if w > s]
         return max((w for w in windows if w <= s), default=2), min(above + [self.positions])
@@ -131,7 +139,7 @@ class ConfigModel:
         return math.lcm(of_loss, *self._numbers(_CHUNKS))
 
     def step(self, s: int, multiple: int) -> int:
-        """Return what the sequence lengths of the runs are multiples of; 0 if all runs must have ``s`` tokens.
+        """Choose a number of tokens of which recorded runs' sequences are multiples; 0 if all must have ``s`` tokens.
 
         Args:
             s: the tokens that were asked for.
@@ -143,13 +151,13 @@ class ConfigModel:
 
 
 def lists_of_layers(model: nn.Module, number: int) -> list[str]:
-    """Find the submodules whose children may be the model's layers.
+    """Find the submodules, such as ``model.layers``, whose children may be the model's layers.
 
     Args:
         model: the model.
         number: how many layers it has.
 
-    Returns: the submodules' paths, those with most weights first.
+    Returns: the submodules' paths, the one with the most weights first.
 
     Raises: ConfigError if there is none.
     """
@@ -166,7 +174,14 @@ def lists_of_layers(model: nn.Module, number: int) -> list[str]:
 
 
 def noted_layers(model: nn.Module, paths: Iterable[str]) -> list[str]:
-    """Return a list to which the next runs of a model add the path of each layer's list (``lists_of_layers``)."""
+    """Let a model record in which order its layers run.
+
+    Args:
+        model: the model; its layers get hooks.
+        paths: paths from ``lists_of_layers``.
+
+    Returns: an empty list.  Each later forward pass appends, for every layer that runs, the path of the layer's list.
+    """
     in_order: list[str] = []
     for path in paths:
         for layer in model.get_submodule(path).children():
@@ -175,7 +190,12 @@ def noted_layers(model: nn.Module, paths: Iterable[str]) -> list[str]:
 
 
 def are_stacks(in_order: Iterable[str], *paths: str) -> bool:
-    """Return whether one of two lists of layers ran before the other, as an encoder's and a decoder's do."""
+    """Return whether all layers of one list ran before those of the other, like an encoder's before a decoder's.
+
+    Args:
+        in_order: what ``noted_layers`` returned, after a forward pass.
+        paths: the paths of the two lists.
+    """
     return len([*groupby(path for path in in_order if path in paths)]) == 2
 
 

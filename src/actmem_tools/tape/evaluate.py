@@ -1,8 +1,8 @@
-"""Tapes, and how they are read at any sizes, without torch.
+"""What a tape is, and how to read memory and FLOPs off it at any sizes, without torch.
 
-A tape lists the events of one forward and backward pass in order: which storages are made and freed, and which
-operations run.  The size of an event, in bytes or FLOPs, is a formula over letters such as s, b and h.  A formula is a
-sum of monomials, each with an exact coefficient and a power of every letter.
+A tape lists the events of one forward and backward pass in order: storages that are made and freed, operations that
+run.  The size of an event, in bytes or FLOPs, is a formula over letters such as s, b and h.  A formula is a sum of
+monomials such as 34sbh; each has an exact coefficient and a power for every letter.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ MAY_BE_ONE, MOST_ONES = ("b", "a", "k"), 2
 
 @dataclass(frozen=True)
 class Make:
-    """A storage is made.
+    """Event: a storage is made.
 
     Attributes:
-        number: which storage of the tape it is: they are numbered in the order in which they are made.
+        number: the storage's number; storages are numbered in the order in which they are made.
         bytes: its size.
-        name: the ledger's name of the tensor; or the module (in backward the autograd node) and the operation that made
-            it, as "layers.0.mlp: addmm".
+        name: the ledger's name of a tensor that autograd saves; for other storages, the module (in backward the
+            autograd node) and the operation that made it, such as "layers.0.mlp: addmm".
     """
 
     number: int
@@ -52,11 +52,11 @@ class Make:
 
 @dataclass(frozen=True)
 class Resize:
-    """A storage gets another size.
+    """Event: a storage is resized.
 
     Attributes:
         number: which storage (``Make.number``).
-        bytes: its size from now on.
+        bytes: its new size.
     """
 
     number: int
@@ -65,7 +65,7 @@ class Resize:
 
 @dataclass(frozen=True)
 class Free:
-    """A storage is freed.
+    """Event: a storage is freed.
 
     Attributes:
         number: which storage (``Make.number``).
@@ -76,12 +76,12 @@ class Free:
 
 @dataclass(frozen=True)
 class Run:
-    """An operation has run.
+    """Event: an operation has run.
 
     Attributes:
-        op: its name in ATen, as "addmm".
-        where: the module, or the node of backward, that it ran in.
-        flops: FLOPs of a matmul or of attention, 0 of others.  Causal attention counts half.
+        op: its name in ATen, such as "addmm".
+        where: the module, or in backward the autograd node, in which it ran.
+        flops: its FLOPs if it is a matmul or attention (causal attention counts half); 0 for other operations.
         read: bytes of each tensor that it read.
         written: bytes of each tensor that it wrote.
     """
@@ -95,10 +95,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Mark:
-    """Marks a place on the tape, to be found again.
+    """Event: nothing happens; it marks a place on the tape so that code can find it.
 
     Attributes:
-        name: ``FORWARD`` or ``BACKWARD`` where that pass begins, or a name that the code which recorded it gave.
+        name: ``FORWARD`` or ``BACKWARD`` where that pass begins, or a name that the recording code chose.
     """
 
     name: str
@@ -106,14 +106,14 @@ class Mark:
 
 @dataclass(frozen=True)
 class Gradient:
-    """A weight's gradient is done: it is added to the gradient of earlier microbatches, and then freed.
+    """Event: backward has computed a weight's gradient.
 
-    In a step's first microbatch there is none to add it to, and it stays as the weight's gradient.
+    A tape is of a later microbatch of a step: the new gradient is added to the weight's ``.grad``, and freed.  In the
+    first microbatch there is no ``.grad`` yet, so the new gradient, or a copy of it, becomes the ``.grad`` and stays.
 
     Attributes:
-        number: which storage holds the gradient (``Make.number``); -1 if a copy of it would stay in the first
-            microbatch, not the gradient itself.
-        bytes: the size of what stays in the first microbatch.
+        number: the storage of the new gradient (``Make.number``); -1 if a copy of it would become the ``.grad``.
+        bytes: the size of the ``.grad`` that stays after the first microbatch.
     """
 
     number: int
@@ -125,9 +125,13 @@ EVENT_KINDS: tuple[type, ...] = (Make, Resize, Free, Run, Mark, Gradient)
 
 
 def sizes_of(event: Event) -> list[int]:
-    """List the fields of an event that are sizes.
+    """Return an event's sizes as one list; ``with_sizes`` takes them in the same order.
 
-    Returns: bytes or FLOPs for an event of a run; for one of a tape the numbers of their formulas.
+    An event recorded in a run holds numbers.  An event of a ``Tape`` holds, in place of each number, the index of its
+    formula in ``Tape.formulas``.
+
+    Returns: the bytes; for a ``Run`` its FLOPs, then the bytes of each tensor read and of each written; an empty list
+        for an event that has no size.
     """
     if isinstance(event, (Make, Resize, Gradient)):
         return [event.bytes]
@@ -135,7 +139,7 @@ def sizes_of(event: Event) -> list[int]:
 
 
 def used_in(events: Iterable[Event]) -> set[int]:
-    """Return the numbers of all formulas that a tape's events have."""
+    """Return the indices in ``Tape.formulas`` of all formulas that these events use."""
     return {i for event in events for i in sizes_of(event)}
 
 
@@ -146,7 +150,10 @@ def value(formula: Formula, sizes: Sequence[int]) -> int:
         formula: the formula.
         sizes: the value of each letter, in the order of the monomials' powers.
 
-    Raises: ConfigError if the result is no whole number, because letters don't divide each other as they must.
+    Returns: a number of bytes or FLOPs.
+
+    Raises: ConfigError if the result is not a whole number, because a size isn't the multiple of another one that the
+        model needs (h of a, for example).
     """
     total: Fraction | int = 0
     for coefficient, powers in formula:
@@ -159,7 +166,7 @@ def value(formula: Formula, sizes: Sequence[int]) -> int:
 
 
 def parsed_sizes(text: str) -> dict[str, int]:
-    """Read the sizes in a text such as ``s=200,b=3``.  Raises ConfigError if the text can't be read so."""
+    """Parse a text such as ``s=200,b=3`` to a dict of sizes by letter.  Raises ConfigError if it has another form."""
     sizes: dict[str, int] = {}
     for part in text.split(","):
         letter, equals, number = (x.strip() for x in part.partition("="))
@@ -170,7 +177,7 @@ def parsed_sizes(text: str) -> dict[str, int]:
 
 
 def added(formulas: Iterable[Formula]) -> Formula:
-    """Add up formulas over the same letters."""
+    """Return the sum of formulas over the same letters, as one formula."""
     sums: dict[tuple[int, ...], Fraction] = {}
     for formula in formulas:
         for coefficient, powers in formula:
@@ -179,7 +186,7 @@ def added(formulas: Iterable[Formula]) -> Formula:
 
 
 def formula_text(formula: Formula, letters: Sequence[str]) -> str:
-    """Write a formula as text, as ``34sbh + 5as²b``.
+    """Write a formula as text, such as ``34sbh + 5as²b``.
 
     Args:
         formula: the formula.
@@ -199,13 +206,13 @@ def formula_text(formula: Formula, letters: Sequence[str]) -> str:
 
 @dataclass
 class Reading:
-    """What a tape says at one set of sizes.
+    """Memory and FLOPs that a tape gives at one set of sizes.
 
-    Bytes count all storages but those of weights, their gradients, buffers and inputs.
+    Bytes count all storages except those of weights, weights' gradients, buffers and inputs.
 
     Attributes:
-        kept_bytes: alive when forward ends.
-        peak_bytes: the most that are alive after any operation of backward.
+        kept_bytes: bytes alive when forward ends.
+        peak_bytes: the most bytes that are alive after any operation of backward.
         kept_rows: the storages that are alive when forward ends, by name.
         peak_rows: the storages that are alive at the peak, by name.
         flops: FLOPs of matmuls and attention, by pass: ``FORWARD`` and ``BACKWARD``.
@@ -222,14 +229,16 @@ class Reading:
 
 @dataclass(frozen=True)
 class Tape:
-    """A tape: lists of events, and the formulas of their sizes.
+    """The events of a forward and a backward pass, with formulas for their sizes.
+
+    torch can run other operations if a size is 1 (it needs no copy, for example), so a tape has several lists of
+    events.
 
     Attributes:
         letters: the letters of the formulas, in the order of the monomials' powers.
-        formulas: the formulas; an event's size is the number of one.
-        variants: the lists of events, by the letters that are 1, sorted; ``()`` is the list for sizes none of which is
-            1.  A set of letters has no list of its own if what runs is the same as for a part of the set: it then has
-            the list of the largest such part.
+        formulas: the formulas.  Where an event has a size, it has an index into this list.
+        variants: the lists of events.  The key is the sorted tuple of letters that are 1; ``()`` is for sizes that are
+            all above 1.  A tuple is left out if the same operations run as without some of its letters.
     """
 
     letters: tuple[str, ...]
@@ -237,7 +246,7 @@ class Tape:
     variants: dict[tuple[str, ...], list[Event]]
 
     def check(self, sizes: Mapping[str, int]) -> None:
-        """Raise ConfigError unless each letter has a possible size, and no other letter has one."""
+        """Raise ConfigError unless there is a valid size for each letter of the tape, and for no other letter."""
         for letter in sizes:
             if letter not in self.letters:
                 raise ConfigError("at", f"the tape has no {letter}, only {', '.join(self.letters)}")
@@ -251,7 +260,7 @@ class Tape:
             raise ConfigError("at", f"{few}: other sizes of 1 weren't recorded, and can run otherwise")
 
     def events(self, sizes: Mapping[str, int]) -> list[Event]:
-        """Return the events at these sizes, with bytes and FLOPs in place of formulas.
+        """Return the list of events at these sizes, with bytes and FLOPs in place of the formulas' indices.
 
         Raises: ConfigError on missing, unknown or impossible sizes.
         """
@@ -261,40 +270,40 @@ class Tape:
         return [with_sizes(event, [values[i] for i in sizes_of(event)]) for event in chosen]
 
     def ones(self, sizes: Mapping[str, int]) -> tuple[str, ...]:
-        """Return the key in ``variants`` of the events for these sizes."""
+        """Return the key of ``variants`` that applies at these sizes, a tuple of letters that are 1."""
         ones = sorted(letter for letter in MAY_BE_ONE if sizes.get(letter) == 1)
         subsets = (subset for n in range(len(ones), -1, -1) for subset in combinations(ones, n))
         return next(subset for subset in subsets if subset in self.variants)
 
     def values(self, used: Iterable[int], sizes: Mapping[str, int]) -> dict[int, int]:
-        """Evaluate some formulas.
+        """Evaluate some of the tape's formulas.
 
         Args:
-            used: the formulas' numbers.
-            sizes: the value of each letter, which isn't checked.
+            used: the formulas' indices in ``formulas``.
+            sizes: the value of each letter; not checked.
 
-        Returns: their values by number, and 0 for ``NOTHING``.
+        Returns: bytes or FLOPs by the formula's index; and 0 for ``NOTHING``, the index of a formula that is always 0.
         """
         in_order = [sizes[letter] for letter in self.letters]
         return {NOTHING: 0, **{i: value(self.formulas[i], in_order) for i in used}}
 
     def kept_formula(self) -> Formula:
-        """Return the formula of ``Reading.kept_bytes``, for sizes none of which is 1."""
+        """Return the formula of ``Reading.kept_bytes``, valid if all sizes are above 1."""
         nothing = dict.fromkeys(range(len(self.formulas)), 0)
         alive = next(alive for event, _, alive in moments(self.variants[()], nothing) if event == Mark(BACKWARD))
         return added(self.formulas[made.bytes] for made in alive.values())
 
     def at(self, sizes: Mapping[str, int]) -> Reading:
-        """Read the tape at these sizes.  Raises ConfigError on missing, unknown or impossible sizes."""
+        """Return memory and FLOPs at these sizes.  Raises ConfigError on missing, unknown or impossible sizes."""
         return read_events(self.events(sizes))
 
     def to_json(self) -> str:
-        """Write the tape as text, which ``from_json`` reads."""
+        """Return the tape as JSON text, which ``from_json`` reads."""
         return json.dumps(packed({"": self}), ensure_ascii=False, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Tape:
-        """Read a tape that ``to_json`` wrote.  Raises ConfigError if the text is anything else."""
+        """Return the tape that ``to_json`` wrote.  Raises ConfigError if the text is anything else."""
         try:
             tape = unpacked(json.loads(text), "")
             if not all(len(powers) == len(tape.letters) for formula in tape.formulas for _, powers in formula):
@@ -308,12 +317,13 @@ class Tape:
 
 
 def packed(tapes: Mapping[str, Tape]) -> dict:
-    """Write several tapes as one object for JSON, in which they share formulas and words.
+    """Convert several tapes to one small dict for JSON, which stores each formula and each string once.
 
     Args:
         tapes: the tapes by name, all over the same letters.
 
-    Returns: the letters, the formulas, the words, and for each tape its variants' events as lists of numbers.
+    Returns: a dict with "letters"; "formulas"; "words", all strings of the events; and "tapes": for each tape its
+        variants, where an event is a list of numbers, indices into "formulas" and "words" among them.
     """
     formulas: dict[Formula, int] = {}
     words: dict[str, int] = {}
@@ -338,13 +348,13 @@ def packed(tapes: Mapping[str, Tape]) -> dict:
 
 
 def unpacked(tapes: Mapping, name: str) -> Tape:
-    """Read one of the tapes that ``packed`` wrote.
+    """Return one of the tapes in a dict that ``packed`` made.
 
     Args:
         tapes: what ``packed`` returned.
-        name: which tape.
+        name: the tape's name.
 
-    Raises: ValueError, KeyError, TypeError or the like if ``tapes`` is anything else.
+    Raises: ValueError, KeyError, TypeError or a similar exception if ``tapes`` is anything else.
     """
     words = tapes["words"]
 
@@ -368,7 +378,7 @@ def unpacked(tapes: Mapping, name: str) -> Tape:
 
 
 def with_sizes(event: Event, sizes: Iterable[int]) -> Event:
-    """Return the same event with other sizes, in the order of ``sizes_of``."""
+    """Return a copy of an event with other sizes, given in the order of ``sizes_of``."""
     new = tuple(sizes)
     if isinstance(event, Make):
         return Make(event.number, new[0], event.name)
@@ -383,15 +393,14 @@ def with_sizes(event: Event, sizes: Iterable[int]) -> Event:
 def moments(
     events: Iterable[Event], values: Mapping[int, int] | None = None
 ) -> Iterator[tuple[Event, int, dict[int, Make]]]:
-    """Follow which storages are alive, event by event.
+    """Go through events in order, and yield after each which storages are alive.
 
     Args:
         events: the events.
-        values: the value of each formula by its number, if sizes in the events are numbers of formulas; None if they
-            are bytes.
+        values: None if the events' sizes are bytes; if they are indices of formulas, the value of each by its index.
 
-    Yields: an event, the bytes alive after it, and the storages alive after it, by number.  It is the same dict every
-        time, which the next step changes.
+    Yields: the event; the bytes alive after it; and the storages alive after it, by number.  The dict of storages is
+        one object, which is changed for every event: copy what you keep.
     """
     alive: dict[int, Make] = {}
     live = 0
@@ -409,9 +418,9 @@ def moments(
 
 
 def first_microbatch(events: Iterable[Event]) -> list[Event]:
-    """Change the events of a later microbatch to those of a step's first one.
+    """Convert the events of a later microbatch to those of a step's first microbatch.
 
-    There no gradients wait: each weight's gradient stays, as a storage with the name ``GRADIENTS``.
+    In the first one no weight has a ``.grad`` yet, so each new gradient stays, as a storage called ``GRADIENTS``.
     """
     changed: list[Event] = []
     replaced: set[int] = set()  # storages of gradients, which stay under a new number
@@ -428,13 +437,13 @@ def first_microbatch(events: Iterable[Event]) -> list[Event]:
 
 
 def alive_after(events: Sequence[Event], place: int) -> dict[int, Make]:
-    """Return the storages that are alive after ``events[place]``, by number; their sizes are those of the events."""
+    """Return the storages that are alive after ``events[place]``, by number, with the sizes that the events have."""
     *_, (_, _, alive) = moments(events[: place + 1])
     return alive
 
 
 def read_events(events: Sequence[Event]) -> Reading:
-    """Read a list of events whose sizes are bytes and FLOPs."""
+    """Compute memory and FLOPs from a list of events whose sizes are bytes and FLOPs (not formulas)."""
     reading, phase, fullest = Reading(), FORWARD, None
     for i, (event, live, alive) in enumerate(moments(events)):
         if isinstance(event, Mark) and event.name in (FORWARD, BACKWARD):

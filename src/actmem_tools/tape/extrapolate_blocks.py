@@ -1,18 +1,21 @@
-"""Predict what a step of a model with any number of equal blocks needs, from tapes with one to three blocks.
+"""Predict memory and FLOPs of a step of a model with any number of equal blocks, from tapes with one to three blocks.
 
-Some of the first blocks may be recomputed in backward; the others save everything.  A tape has a fixed number of blocks
-of each kind.  What one more block adds is the difference of two tapes, moment by moment:
+Some of the first blocks may be recomputed in backward; the others save everything.  A tape (``tape.evaluate``) has a
+fixed number of blocks of each kind.  The bytes that one more block adds are found by comparing two tapes, of which one
+has a block more:
 
-1. Align a tape with the tape of one more block where forward turns into backward.  From there on both run the same
-   operations, and the longer tape holds the saved bytes of exactly one more block, until the shorter tape's only block
-   frees what all blocks share, such as tables of rotary positions.
-2. From there on the longer tape is read, also its second block, which adds to gradients that the first one has made.
-3. Every later block of backward does the same as the second, with fewer blocks still waiting.
+1. Align the two tapes at the moment where forward ends and backward begins.  After it both run the same operations, and
+   the longer tape holds the saved bytes of exactly one more block.  That is so until the shorter tape's only block
+   frees tensors that all blocks share, such as tables of rotary positions.
+2. From that moment on only the longer tape is read.  Its second block in backward adds to gradients that the first one
+   has made.
+3. Every later block of backward does the same as the second, while fewer blocks still hold saved tensors.
 
-If the first block makes what all others read, as T5's makes its table of positions, a recomputed second block saves
-that too, and no later one does.  Then compared tapes have one recomputed block more (``BlockModel.fewest``).
+One exception: if the first block makes a tensor that all others read, as T5's makes its table of positions, the second
+block saves it too when it is recomputed, and no later block does.  Then the two tapes have one recomputed block more
+(``BlockModel.fewest``).
 
-``model_tape.solved_blocks`` solves the tapes, and checks this rule on a run of more blocks.
+``model_tape.solved_blocks`` makes the tapes, and checks this rule on a run with more blocks.
 """
 
 from __future__ import annotations
@@ -106,18 +109,18 @@ model.forward = forward""",
 
 
 def place_of(path: str) -> str:
-    """Return what follows ``model.`` in Python to reach the submodule at a path.
+    """Return the Python expression that follows ``model.`` to get the submodule at a path.
 
-    It is the path, as ``layers``; or ``get_submodule("1.0")`` for a Sequential, whose children have no names.
+    It is the path itself, such as ``layers``; or ``get_submodule("1.0")`` in a Sequential, whose children have numbers.
     """
     return path if all(map(str.isidentifier, path.split("."))) else f'get_submodule("{path}")'
 
 
 def adapter_code(path: str, rank: int) -> str:
-    """Return Python that freezes ``model`` and puts an adapter (LoRA) beside each linear layer in its blocks.
+    """Return Python code that freezes ``model`` and adds a LoRA adapter to each linear layer in its blocks.
 
     Args:
-        path: where the blocks are, as Python has it after ``model.``.
+        path: where the blocks are: the expression after ``model.``, from ``place_of``.
         rank: the adapters' rank; 0 for none.
 
     Returns: the code; "" for rank 0.
@@ -126,12 +129,13 @@ def adapter_code(path: str, rank: int) -> str:
 
 
 def recompute_code(path: str, again: int, part: str) -> str:
-    """Return Python that makes ``model`` recompute its first blocks in backward, or a part of each.
+    """Return Python code that makes ``model`` recompute its first blocks in backward, or a part of each.
 
     Args:
-        path: where the blocks are, as Python has it after ``model.``.
+        path: where the blocks are: the expression after ``model.``, from ``place_of``.
         again: how many of them are recomputed.
-        part: what of a block is recomputed: "" for all of it; one of ``SELECTIVE``; or the name of a module in it.
+        part: which part of a block is recomputed: "" for all of it; a key of ``SELECTIVE`` for all but some matmuls and
+            attention; or the name of a module in it, such as "mlp".
     """
     if part in SELECTIVE:
         return _RECOMPUTE_SELECTIVE.format(path=path, again=again, saved=SELECTIVE[part][1])
@@ -143,8 +147,8 @@ class Peak:
     """The most bytes that are alive after any operation.
 
     Attributes:
-        bytes: how many they are.
-        named_rows: makes ``rows``, which takes longer than to find the bytes.
+        bytes: their number.
+        named_rows: returns ``rows``; a function, because it takes longer than to find the bytes.
     """
 
     bytes: int
@@ -152,18 +156,19 @@ class Peak:
 
     @cached_property
     def rows(self) -> tuple[Row, ...]:
-        """The bytes line by line, the largest first."""
+        """The storages that are alive at this moment, bytes by name, the largest first."""
         return self.named_rows()
 
 
 @dataclass(frozen=True)
 class Sharded:
-    """Bytes of a block's weights and gradients if the ranks share the weights (FSDP2).
+    """Bytes of one block's weights and gradients under FSDP2, which shards them among the ranks.
 
     Attributes:
-        weights: all its weights, which are gathered while the block before it runs.
-        gradients: all its gradients in float32, which are alive while the next block runs.
-        part: this rank's part of its gradients, which stays after that.
+        weights: all weights of the block; they are gathered while the block before it runs.
+        gradients: all gradients of the block in the dtype in which they are reduced; they are alive until the next
+            block has run.
+        part: this rank's shard of the gradients, which stays after that.
     """
 
     weights: int = 0
@@ -173,11 +178,11 @@ class Sharded:
 
 @dataclass(frozen=True)
 class Need:
-    """What one microbatch of a model needs on one rank, beside weights, their gradients, buffers and inputs.
+    """Memory and FLOPs of one microbatch on one rank, without weights, their gradients, buffers and inputs.
 
     Attributes:
         kept_bytes: bytes alive when forward ends.
-        ends: the peak of forward, and of backward until its first block begins.
+        ends: the peak from the start of forward until backward reaches the blocks: it has the loss in it.
         blocks: the peak of backward after that.
         matmul_flops: FLOPs of all matmuls and attention, in forward, backward and recomputation.
         moved_bytes: bytes that operations read and write, in forward, backward and recomputation.
@@ -197,24 +202,24 @@ class Need:
 
 @dataclass(frozen=True)
 class BlockModel:
-    """A model made of equal blocks, which can be asked for any number of them.
+    """A model made of equal blocks; ``need`` predicts memory and FLOPs for any number of them.
 
     Attributes:
         tapes: takes how many blocks are recomputed, how many save everything, and whether b is 1; returns the tape of
             that model.
         path: where the blocks are, as Python has it after ``model.``.
-        elements: formulas of how many elements its weights have, in the order of ``num_elements``.
+        elements: formulas for the numbers of its weights' elements, in the order of ``num_elements``.
         element_size: bytes of a weight's element.
         order: which layers make up a block.
-        notes: sentences on what was found in the model.
-        recompute: whether the model itself recomputes every block in backward.
-        shortest: the shortest sequence that the tapes hold for.
+        notes: sentences for the user on what is unusual in the model.
+        recompute: whether the model's own code recomputes every block in backward.
+        shortest: the shortest sequence for which the tapes are valid.
         longest: the longest sequence that the tapes hold for and the model can read.
         multiple: what a sequence's length must be a multiple of.
-        names: takes the first two arguments of ``tapes`` and the letters that are 1; returns names of that tape's
-            storages by their numbers.  A storage that it doesn't name has the name on the tape, its operation's.
-        fewest: returns from how many recomputed blocks on each further one adds the same: 1; or 2 if the first makes
-            what the others share, as T5's does.
+        names: a function of the numbers of recomputed and saving blocks and the letters that are 1; it returns names of
+            that tape's storages by number.  Storages that it leaves out keep the name of their operation.
+        fewest: a function that returns the number of recomputed blocks from which on each further one adds the same
+            bytes: 1; or 2 if the first block makes a tensor that the others share, as T5's does.
     """
 
     tapes: Callable[[int, int, bool], Tape]
@@ -238,9 +243,9 @@ class BlockModel:
     def num_elements(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """Count the elements of weights at these sizes.
 
-        Returns: five numbers.  Of trained weights: those outside the blocks; those of one block; and those outside the
-            blocks whose gradients come before any block's.  Of frozen weights: those outside the blocks, and those of
-            one block.
+        Returns: five counts.  Of trained weights: those outside the blocks; those of one block; and those outside the
+            blocks whose gradients backward computes before it reaches the blocks, such as the output layer's.  Of
+            frozen weights: those outside the blocks, and those of one block.
         """
         in_order = [sizes[letter] for letter in self.letters]
         return tuple(value(formula, in_order) for formula in self.elements)
@@ -253,14 +258,14 @@ class BlockModel:
         is_first: bool = False,
         sharded: Sharded = Sharded(),
     ) -> Need:
-        """Predict what one microbatch needs.
+        """Predict memory and FLOPs of one microbatch.
 
         Args:
             sizes: the model's sizes by letter.
             recomputed: how many of the first blocks are recomputed.
-            saving: how many blocks after them save everything.
-            is_first: whether it is the step's first microbatch, which makes the weights' gradients.
-            sharded: bytes of a block's weights and gradients under FSDP2; by default there is none.
+            saving: how many blocks, after those, save everything.
+            is_first: whether it is the step's first microbatch, whose gradients stay as the weights' ``.grad``.
+            sharded: bytes of a block's weights and gradients under FSDP2; by default there is no FSDP2.
         """
         again, whole = min(recomputed, self.fewest() if recomputed > 1 else 1), min(saving, 1)
         at = tuple(sizes.items())
@@ -308,11 +313,16 @@ class BlockModel:
 
 
 def fewest_alike(model: BlockModel, check: Callable[[BlockModel, int, int], object]) -> int:
-    """Find the least number of recomputed blocks from which each further one adds the same (``BlockModel.fewest``).
+    """Find the number of recomputed blocks from which on each further one adds the same bytes: 1 or 2.
+
+    It is the value that ``BlockModel.fewest`` returns.
 
     Args:
-        model: the model, by whose tapes it is predicted what more blocks need.
-        check: runs a model of so many recomputed and saving blocks; raises ConfigError if the prediction is wrong.
+        model: the model whose prediction is checked.
+        check: runs the real model with given numbers of recomputed and saving blocks; raises ConfigError if the
+            model's prediction is wrong.
+
+    Raises: ConfigError if the prediction is wrong with both 1 and 2.
     """
     try:
         check(replace(model, fewest=lambda: 1), 3, 0)

@@ -1,7 +1,7 @@
-"""Solve the tape of a model from tiny runs: of all of it, or for any number of its blocks.
+"""Make the tape of a model from tiny runs: of the whole model, or for any number of its blocks.
 
-A factory makes the model: a function that takes sizes, as ``s=128`` or ``seq_length=128``, and returns
-``(model, inputs)``.
+To solve a tape is to find the formulas of its sizes (``tape.evaluate``).  A factory makes the model: a function that
+takes sizes, such as ``s=128`` or ``seq_length=128``, and returns ``(model, inputs)``.
 """
 
 import random
@@ -63,14 +63,14 @@ _KERNELS_NEED = "h:8,d:8,f:8"
 def model_tape(
     target: str, letters: Sequence[str], rules: Rules = NO_RULES, fixed: Mapping[str, int] = {}, dtype: str = ""
 ) -> Tape:
-    """Solve the tape of a factory's model.
+    """Make the tape of the model that a named factory returns, from runs at several sizes.
 
     Args:
-        target: the factory, as ``file.py:factory`` or ``pkg.module:factory``.
-        letters: the letters of the formulas, which the factory must take.
-        rules: what each letter is a multiple of.
-        fixed: further sizes that the factory takes, which don't vary.
-        dtype: of weights and floating-point inputs; "" for those that the factory makes.
+        target: the factory: ``file.py:factory`` or ``pkg.module:factory``.
+        letters: the sizes that become letters of the formulas; the factory must take each of them.
+        rules: what each letter must be divisible by (see ``solver.parsed_letters``).
+        fixed: further sizes that the factory takes; they are the same in all runs.
+        dtype: dtype of weights and floating-point inputs; "" to keep those that the factory makes.
 
     Raises: ConfigError if the model doesn't run, or if its sizes have no formulas over the letters.
     """
@@ -121,15 +121,15 @@ def _tape(run: RunModel, runs: Runs, known: list[Formula] | None = None) -> Tape
 
 
 def tape_of(factory: Factory, runs: Runs, more_sizes: Mapping[str, int] = {}, dtype: str = "") -> Tape:
-    """Solve the tape of a factory's model, and name the storages that autograd saves as the ledger does.
+    """Make the tape of a factory's model; storages that autograd saves get the names that the ledger gives them.
 
-    It is a GPU's tape where the two differ (``gpu_kernels``).
+    Where CPU and GPU kernels save different tensors, the tape has the GPU's (``gpu_kernels``).
 
     Args:
         factory: makes the model.
-        runs: which runs are made.
-        more_sizes: what the factory gets in each run beside the run's sizes.
-        dtype: of weights and floating-point inputs; "" for those that the factory makes.
+        runs: at which sizes the model is run.
+        more_sizes: further sizes that the factory gets in each run.
+        dtype: dtype of weights and floating-point inputs; "" to keep those that the factory makes.
     """
 
     def run(sizes: Mapping[str, int], **options: Any) -> list[Event]:
@@ -160,16 +160,16 @@ def run_factory(
     code: str = "",
     is_first: bool = False,
 ) -> list[Event]:
-    """Make a model, run one microbatch, forward and backward, and return the events.
+    """Make a model, run forward and backward of one microbatch, and return the recorded events.
 
     Args:
         factory: makes the model and its inputs.
         sizes: all sizes that the factory gets.
-        dtype: of weights and floating-point inputs; "" for those that the factory makes.
-        names: if given, only forward runs, and this dict gets the ledger's names of what autograd saves, by the
-            numbers of the storages.
+        dtype: dtype of weights and floating-point inputs; "" to keep those that the factory makes.
+        names: if given, only forward runs, and the function fills this dict with the ledger's names of the tensors
+            that autograd saves, by the storage's number.
         code: Python that changes ``model`` before it runs.
-        is_first: whether it is the first microbatch of a step (see ``record.record_step``).
+        is_first: whether to record the first microbatch of a step (see ``record.record_step``).
 
     Raises: ConfigError if the model doesn't run.
     """
@@ -211,28 +211,27 @@ def solved_blocks(
     held: Mapping[str, int] = {},
     fake: bool = False,
 ) -> dict[str, BlockModel]:
-    """Find a model's blocks, and make what predicts the model with any number of them (``BlockModel``).
+    """Find a model's equal blocks, and return an object that predicts the model with any number of them.
 
-    Its tapes are solved when they are first asked for.  A run of more blocks than a tape has then checks that each
-    further block adds the same.
+    The tapes behind it are made when they are first needed.  A run with more blocks then checks that each further block
+    adds the same bytes.
 
     Args:
         factory: makes the model; it must take the number of layers.
-        letters: the letters of the formulas, without that of the number of layers.
-        rules: what each letter is a multiple of.
-        dtype: of weights and floating-point inputs; "" for those that the factory makes.
-        may_be_one: letters of which runs with the value 1 are tried too.
-        parts: what of a block may be recomputed (``extrapolate_blocks.recompute_code``); "" is all of it.
-        at: the sizes that were asked for; a configuration's model has one of the runs there.
-        lora: rank of the adapters that are added to the model before it runs (``extrapolate_blocks.adapter_code``); 0
-            for none.
-        config: the configuration that the factory is made from, if it is.
-        held: letters that have these values in all runs.
+        letters: the letters of the formulas, without the one for the number of layers.
+        rules: what each letter must be divisible by (see ``solver.parsed_letters``).
+        dtype: dtype of weights and floating-point inputs; "" to keep those that the factory makes.
+        may_be_one: letters that are also tried with the value 1, where other operations may run.
+        parts: the parts of a block that may be recomputed (``extrapolate_blocks.recompute_code``); "" is all of it.
+        at: the sizes that the user asked for; if there is a ``config``, one run has exactly these.
+        lora: rank of the LoRA adapters that are added to the model before it runs (``adapter_code``); 0 for none.
+        config: the Hugging Face configuration from which the factory comes; None if there is none.
+        held: letters with a value that is the same in all runs.
         fake: whether to run on fake tensors.
 
     Returns: a ``BlockModel`` for each of ``parts``.
 
-    Raises: ConfigError, here or when a tape is solved, if no blocks are found, or if they aren't alike.
+    Raises: ConfigError, now or when a tape is made, if no blocks are found or if they aren't equal.
     """
     order, few_blocks = (config.order, 2) if config else (Order(), 5)
     sizes = dict(at) if config else draw_sizes(letters, rules, random.Random(0), held)
@@ -323,19 +322,19 @@ def solved_target(
     loss: str = "whole",
     lora: int = 0,
 ) -> tuple[dict[str, BlockModel], dict[str, int], int]:
-    """Solve the model that ``actmem plan`` is asked for, for any number of its blocks.
+    """Find the formulas of the model that the user gave to ``actmem plan``, for any number of its blocks.
 
     Args:
-        target: a factory, as ``file.py:factory``; or the content of a Hugging Face ``config.json``.
-        asked: the sizes asked for, by letter; with a configuration only s and b.
-        rules_text: what letters are multiples of, as ``h:8a``; with a factory only.
-        dtype: of weights and floating-point inputs.
-        parts: what of a block may be recomputed (see ``solved_blocks``).
-        loss: a key of ``extrapolate_blocks.LOSS_CODE``; with a configuration only, but for "whole".
-        lora: rank of the adapters; 0 for none.
+        target: a factory, such as ``file.py:factory``; or the content of a Hugging Face ``config.json``.
+        asked: the sizes that the user asked for, by letter; only s and b if ``target`` is a configuration.
+        rules_text: what letters must be divisible by, such as ``h:8a``; only if ``target`` is a factory.
+        dtype: dtype of weights and floating-point inputs.
+        parts: the parts of a block that may be recomputed (see ``solved_blocks``).
+        loss: how the loss is computed, a key of ``extrapolate_blocks.LOSS_CODE``; with a factory only "whole".
+        lora: rank of the LoRA adapters; 0 for none.
 
-    Returns: a ``BlockModel`` for each of ``parts``; the sizes asked for, without the number of layers; and the number
-        of blocks.
+    Returns: three items: a dict with a ``BlockModel`` for each of ``parts``; the sizes asked for, without the number of
+        layers; and the number of blocks.
 
     Raises: ConfigError if the model can't be run or solved.
     """
@@ -458,7 +457,7 @@ def _blocks_of(
     Args:
         factory: makes the model.
         sizes: what the factory gets, but for the number of layers.
-        dtype: of weights and floating-point inputs.
+        dtype: dtype of weights and floating-point inputs.
         parts: what of a block may be recomputed; each must be in every block.
         order: which layers make up a block.
         few_blocks: how many blocks the model gets.

@@ -1,5 +1,7 @@
-"""Record the events of a forward and a backward pass: storages made and freed, and operations with their FLOPs and the
-bytes that they move."""
+"""Record a forward and a backward pass as a list of events: storages made and freed, operations run.
+
+An operation's event has its FLOPs and the bytes that it reads and writes (``tape.evaluate`` has the events).
+"""
 
 import gc
 import weakref
@@ -54,7 +56,7 @@ class Recorder(StepMode):
     kernel allocates and frees inside itself isn't seen.
 
     Args:
-        module: the model; operations and storages get the names of its submodules.
+        module: the model; operations and storages are named after its submodules.
         existing: tensors that exist before the block and stay.  Their storages aren't recorded.
     """
 
@@ -81,15 +83,15 @@ class Recorder(StepMode):
             self._storages.resized(storage)
 
     def note_state(self, state: Tensor) -> None:
-        """Record a random generator's state as a new storage: no operation returns it."""
+        """Record a random generator's state as a new storage.  It is a call of its own, as no operation returns it."""
         for storage in storages_in([state]):
             self._begin(storage, GENERATOR_STATE)
 
     def named(self, call: Callable) -> Callable:
         """Wrap ``nn.Module.__call__`` so that the recorder knows which module runs.
 
-        It also knows when a module is left by an exception, as in a checkpoint's second run.  Hooks aren't used: for a
-        hook that is always called torch makes a reference cycle that keeps the arguments alive.
+        It also knows when a module is left by an exception, as in a checkpoint's second run.  Forward hooks could know
+        that only with ``always_call=True``, for which torch makes a reference cycle that keeps the arguments alive.
 
         Args:
             call: ``nn.Module.__call__``.
@@ -229,17 +231,17 @@ def record_step(
     inputs: object = (),
     is_first: bool = False,
 ) -> list[Event]:
-    """Record the events of one microbatch: of forward, and of backward from what forward returned.
+    """Record forward and backward of one microbatch, by default of one that isn't the first of its step.
 
-    Storages of weights, buffers and inputs aren't recorded.  Neither are the weights' gradients of earlier
-    microbatches: every weight gets one of zeros before forward, so that each new gradient is added to it and freed.
+    Storages of weights, buffers and inputs aren't recorded.  Neither are the weights' ``.grad``: every weight gets one
+    of zeros before forward, so that each new gradient is added to it and then freed.
 
     Args:
         module: the model.
         forward: runs the forward pass; returns the loss, or another output to start backward from.
         backward: runs the backward pass from that output.
         inputs: the model's inputs.
-        is_first: record the step's first microbatch: weights without a gradient get none before forward.
+        is_first: whether to record the first microbatch of a step: no weight then gets a ``.grad`` before forward.
     """
     for parameter in module.parameters():
         if parameter.requires_grad and gradient_of(parameter) is None and not is_first:
@@ -256,12 +258,12 @@ def record_step(
 
 
 def recorded_run(module: nn.Module, run: Callable[[Recorder], object], existing: Iterable[Tensor]) -> list[Event]:
-    """Record the events of a function.
+    """Record the events of any function.
 
     Args:
-        module: the model; operations and storages get the names of its submodules.
-        run: what is recorded; it gets the recorder.
-        existing: see ``Recorder``.
+        module: the model; operations and storages are named after its submodules.
+        run: the function to record; it gets the recorder.
+        existing: tensors that exist before and stay.  Their storages aren't recorded.
     """
     collects = gc.isenabled()
     gc.disable()  # or storages in reference cycles would be freed at any moment

@@ -1,8 +1,8 @@
-"""Solve a tape: run a model at several sizes, and find the formula of every size in its events.
+"""Solve a tape: run a model at several sizes, and find a formula for the bytes or FLOPs of every event.
 
-The runs must have the same events, which differ in their sizes only.  A size is a number of bytes or FLOPs.  A letter
-stands for a size that the model is made with, as s, b or h.  The letters of a run are drawn as primes times what the
-model asks for, so that no formula fits by accident.
+The runs must have the same events, which differ only in their bytes and FLOPs.  A formula is over letters, the sizes
+that the model is made with, such as s, b and h.  The value of a letter in a run is a random prime, times the numbers
+that it must be a multiple of, so that no formula fits by accident.
 """
 
 import math
@@ -72,7 +72,7 @@ _MOST_TERMS, _LARGEST_DENOMINATOR = 3, 720
 
 
 class NoFormula(ConfigError):
-    """No formula over the letters gives a size, or the runs don't have the same events."""
+    """There is no formula over the letters for some event's bytes or FLOPs, or the runs don't have the same events."""
 
 
 def parsed_letters(
@@ -82,12 +82,12 @@ def parsed_letters(
 
     Args:
         text: letters, separated by commas.  ``h:2a`` says that h is a multiple of 2·a, ``l=2`` that l is always 2.
-        more: further rules, as ``d:8,s:8``.  Those of letters that ``text`` doesn't have are ignored.
+        more: further rules, such as ``d:8,s:8``.  Rules of letters that ``text`` doesn't have are ignored.
 
-    Returns: the letters that vary; the rules of each, all those given and the usual one together; and the fixed
-        letters with their values.
+    Returns: three items: the letters that vary; the rule of each (all given rules of a letter and its usual one are
+        joined to one); and the fixed letters with their values.
 
-    Raises: ConfigError on a text that can't be read, a letter that is there twice, or an unknown letter in a rule.
+    Raises: ConfigError on a text of another form, a letter that is there twice, or an unknown letter in a rule.
     """
     letters, given, fixed = [], [], {}
     for part in text.split(","):
@@ -134,16 +134,16 @@ def draw_sizes(
     decks: dict | None = None,
     about: int = 0,
 ) -> dict[str, int]:
-    """Draw the letters of one run, so that they keep the rules and have as few common factors as those allow.
+    """Choose the letters' values for one run: random values that keep the rules and share as few factors as possible.
 
     Args:
-        letters: those that are wanted.
-        rules: what each is a multiple of.
+        letters: the letters.
+        rules: what each letter must be divisible by.
         rng: draws a prime for each letter.
         fixed: letters that have these values and aren't drawn.
-        decks: by letter, the primes that earlier draws have left.  It is changed: a prime comes up again only after
-            all others of its letter.
-        about: if not 0, letters are about so large and aren't drawn; b is a 16th of that, and letters that count
+        decks: by letter, the primes that earlier draws have left.  It is changed: a prime is drawn again only after all
+            others of its letter have been drawn.
+        about: if not 0, nothing is drawn, and letters get about this value; b gets a 16th of it, and letters that count
             heads, ranks or experts stay small.
 
     Returns: the value of each letter.
@@ -168,14 +168,14 @@ def draw_sizes(
 
 @dataclass(frozen=True)
 class Runs:
-    """Which runs a tape is solved from.
+    """The runs from which a tape is solved: which letters vary, and how.
 
     Args:
         letters: the letters of the formulas.
-        rules: what each letter is a multiple of.
+        rules: what each letter must be divisible by.
         fixed: letters that have these values in all runs.
-        may_be_one: letters of which runs with the value 1 are tried too, because that can change the events.
-        number: how many runs each list of events is solved from; 0 for as many as formulas of any powers need.
+        may_be_one: letters that are also tried with the value 1, because that can change the events.
+        number: from how many runs each list of events is solved; 0 for as many as formulas with any powers need.
         at: the letters of one of the runs; by default all are drawn.
         only: if given, the tape has one list of events, that for sizes of which just these letters are 1.  Then other
             formulas must be known.
@@ -190,28 +190,28 @@ class Runs:
     only: tuple[str, ...] | None = None
 
     def draw(self, rng: random.Random, ones: Sequence[str] = (), decks: dict | None = None) -> dict[str, int]:
-        """Draw the letters of one run.
+        """Choose the letters' values for one run.
 
         Args:
             rng: draws a prime for each letter.
-            ones: letters that are 1.
-            decks: see ``draw_sizes``.
+            ones: letters that get the value 1.
+            decks: the primes that earlier draws have left, see ``draw_sizes``.
         """
         return draw_sizes(self.letters, self.rules, rng, {**self.fixed, **dict.fromkeys(ones, 1)}, decks)
 
 
 def solve(record: Record, runs: Runs, known: list[Formula] | None = None) -> Tape:
-    """Solve the tape of what ``record`` runs.
+    """Run a model at several sizes, and solve its tape.
 
-    Where a letter of 1, or two of them, change the events, the tape has these as a variant.
+    If the events are others when one or two letters are 1, the tape has these events as a variant (``Tape.variants``).
 
     Args:
-        record: runs the model at given letters and returns the events.  It may change letters that others determine.
+        record: runs the model at given values of the letters and returns the events.  It may change the value of a
+            letter that follows from others.
         runs: the letters, and which runs are made.
-        known: formulas of other tapes of the same model, which has then run before.  New formulas are added to the
-            list.  If every size of a few runs has exactly one formula among them, no more runs are made: of a
-            configuration's model one run, at sizes that no formula was solved from.  None for the first tape of a
-            model.
+        known: None for the first tape of a model; for its later tapes, the list of all formulas found so far.  New
+            formulas are appended to it.  If exactly one of these formulas fits each event in a few runs, no more runs
+            are made.
 
     Raises: NoFormula, which names an event and shows it at two sizes.
     """
@@ -251,15 +251,15 @@ def solve_rows(
     fixed: Mapping[str, int] = {},
     num_runs: int = 0,
 ) -> dict[str, Formula]:
-    """Find the formulas of rows' bytes.
+    """Find formulas for the bytes of rows, such as those of a ledger.
 
     Args:
-        count: makes the rows at given letters.  It must always make as many rows, with the same terms in one order.
+        count: returns the rows at given values of the letters: always the same terms in the same order.
         letters, rules, fixed: see ``Runs``.
-        num_runs: how many runs are made; 0 for as many as formulas of any powers need.  One run is enough for bytes
+        num_runs: how many runs are made; 0 for as many as formulas with any powers need.  One run is enough for bytes
             that depend on no letter.
 
-    Returns: by term, the formula of the sum of all its rows.
+    Returns: the formula of each term's bytes, by term; rows with the same term are added up.
 
     Raises: NoFormula, which names a row and shows it at two sizes.
     """
@@ -276,14 +276,14 @@ def solve_rows(
 
 
 def check_larger(tape: Tape, record: Record, rules: Rules = NO_RULES) -> None:
-    """Check a solved tape by one run at letters that are larger than those it was solved from.
+    """Check a tape by one run at larger sizes than those from which it was solved.
 
-    It fails if a kernel rounds a size up to a multiple, for example.
+    It finds, for example, that a kernel pads a size to a multiple of some number.
 
     Args:
         tape: the tape.
-        record: what the tape was solved from.
-        rules: what each letter is a multiple of.
+        record: the function from which the tape was solved, see ``solve``.
+        rules: what each letter must be divisible by.
 
     Raises: NoFormula if the run has other events or sizes than the tape.
     """

@@ -1,12 +1,13 @@
-"""The peak of a pipeline stage's backward pass, from two stored tapes: of one layer, and of a model without layers.
+"""Predict the peak of a pipeline stage's backward pass from two stored tapes.
 
-Backward begins with the loss, runs the layers from the last to the first, and ends with the embedding.  A model without
-layers runs the same but for a gap between loss and embedding, which is called the hole here: the layers would run
-there.  While the last layer runs, the layers before it still hold all that they saved; when the embedding runs, no
-layer holds anything.  So a stage holds most at a moment before the hole, at a moment of its last layer, or at a moment
-after the hole, when all that its layers saved is freed.
+One tape is of a single layer, the other of a model without layers: embedding and loss only.  In the second one, the
+place where the layers would run is called the hole.
 
-``tests.tape.stages`` records the tapes (``make tapes``).  They have the FLOPs of each pass as one event.
+Backward runs the loss, then the layers from the last to the first, then the embedding.  While it runs the last layer,
+the layers before it still hold everything that they saved; when it runs the embedding, no layer holds anything.  So the
+peak is in one of three places: in the loss (before the hole), in the last layer, or in the embedding (after the hole).
+
+``make tapes`` (``tests.tape.stages``) records the tapes.  They have the FLOPs of each pass as one event.
 """
 
 import json
@@ -28,14 +29,14 @@ _GIVEN = "gradient of the stage's output"
 
 @dataclass(frozen=True)
 class StageMoment:
-    """A moment of backward.
+    """The memory of one part of a stage at one moment of backward.
 
     Attributes:
-        bytes: how many more bytes are alive than when forward ended.
-        place: the moment is after ``events[place]``.
-        stays: of ``bytes``, those of a gradient that another part of the model made and holds.
-        events: the tape's events.
-        values: the value of each formula by its number, which the events' sizes are.
+        bytes: how many more bytes are alive than at the end of forward.
+        place: the moment is right after ``events[place]``.
+        stays: how many of ``bytes`` are a gradient that came from another part of the model, which still holds it.
+        events: the tape's events; their sizes are indices of formulas.
+        values: the value of each formula by its index.
     """
 
     bytes: int
@@ -46,9 +47,9 @@ class StageMoment:
 
     @property
     def made(self) -> dict[str, int]:
-        """The storages that backward has made and not freed by then: bytes by name.
+        """Bytes by name of the storages that backward has made and not yet freed at this moment.
 
-        They are read off the events only when they are asked for: of most moments the planner needs only ``bytes``.
+        They are computed on demand, because for most moments the planner needs only ``bytes``.
         """
         rows = []
         if self.events:
@@ -60,17 +61,17 @@ class StageMoment:
 
 @dataclass(frozen=True)
 class StagePart:
-    """What the tape of a layer, or of embedding and loss, says at some sizes.
+    """Memory and FLOPs of one part of a stage at some sizes: of one layer, or of embedding and loss.
 
-    The hole is where the layers would run.  All of a layer's backward is after the hole; the loss's backward is before
-    it and the embedding's after it.
+    In the tape of embedding and loss the hole is where the layers would run: the loss's backward comes before it, the
+    embedding's after it.  In a layer's tape everything in backward comes after the hole.
 
     Attributes:
         kept_bytes: bytes alive when forward ends.
-        before: the moment of backward before the hole at which most is alive.
+        before: the peak of backward before the hole.
         at: the moment at which backward reaches the hole.
-        after: the moment of backward after the hole at which most is alive.
-        held: the same if the caller holds the gradient that came through the hole until backward ends.
+        after: the peak of backward after the hole.
+        held: the same peak if the caller keeps the gradient with which this part starts after the hole.
         gradient_bytes: the size of that gradient.
         forward_flops: FLOPs of the forward pass.
         backward_flops: FLOPs of the backward pass, with recomputation.
@@ -87,11 +88,11 @@ class StagePart:
 
 
 def stage_part_of(events: Sequence[Event], values: Mapping[int, int]) -> StagePart:
-    """Read a tape's events as a part of a stage.
+    """Compute memory and FLOPs of one part of a stage from a tape's events.
 
     Args:
-        events: the events, whose sizes are numbers of formulas.
-        values: the value of each formula by its number.
+        events: the events; their sizes are indices of formulas.
+        values: the value of each formula by its index.
     """
     kept = gradient = 0
     through = -1  # the number of the gradient that comes through the hole
@@ -126,12 +127,12 @@ def stage_part_of(events: Sequence[Event], values: Mapping[int, int]) -> StagePa
 
 @dataclass(frozen=True)
 class Transient:
-    """What a stage's backward adds to the memory at a moment.
+    """How much more memory a stage holds at one moment of backward than when backward began.
 
     Attributes:
-        bytes: what it has made and not freed by then, less what it has freed of what forward saved.
-        moments: the moments of the stage's parts (a layer, the ends) that this moment is made of.
-        elsewhere: further storages that are alive then, which no part made: bytes by name.
+        bytes: bytes that backward has allocated and not yet freed, minus saved bytes that it has freed.
+        moments: the same moment in each part of the stage that has allocated something: a layer, embedding and loss.
+        elsewhere: bytes by name of further storages that are alive, which none of these parts made.
     """
 
     bytes: int
@@ -140,7 +141,7 @@ class Transient:
 
     @property
     def rows(self) -> list[Row]:
-        """The bytes by name, with what backward has freed as a negative row."""
+        """The bytes by name; what backward has freed is one row with negative bytes."""
         named = [*(item for part in self.moments for item in part.made.items()), *self.elsewhere.items()]
         rows = merge(Row(name, each, source="made in backward") for name, each in named if each)
         gone = self.bytes - sum(row.bytes for row in rows)
@@ -148,14 +149,14 @@ class Transient:
 
 
 def transient(layer: StagePart, ends: StagePart | None, first: bool, last: bool, layers: int) -> Transient:
-    """Find the moment at which a stage's backward adds most to the memory.
+    """Find the moment of a stage's backward pass at which memory is highest.
 
     Args:
         layer: one of the stage's layers.
-        ends: what the stage has of embedding and loss; None if it has neither.
+        ends: the stage's embedding, loss or both; None if it has neither.
         first: whether it has the embedding.
         last: whether it has the loss.
-        layers: how many layers the stage has, or with several chunks the one whose backward is next.
+        layers: how many layers the stage has; with several model chunks, those of the chunk whose backward is next.
     """
     in_layer = layer.after if last else layer.held
     if ends is None or not last:
@@ -175,8 +176,8 @@ def transient(layer: StagePart, ends: StagePart | None, first: bool, last: bool,
 def families() -> dict[str, dict]:
     """Load the stored tapes.
 
-    Returns: by the kind of model ("gpt", "llama", …), a dict with "letters", "formulas", "words" and "tapes", as
-        ``evaluate.packed`` returns it; ``stored_tape`` reads one of its tapes.
+    Returns: for each kind of model ("gpt", "llama", …) the dict that ``evaluate.packed`` made of its tapes;
+        ``stored_tape`` returns one of them.
     """
     # Not read by its path: in a browser the package is an archive.
     return json.loads(resources.files("actmem_tools.tape").joinpath(FILE.name).read_text(encoding="utf-8"))
@@ -188,7 +189,7 @@ def stored_tape(family: str, name: str) -> Tape:
 
     Args:
         family: the kind of model, a key of ``families()``.
-        name: the part, and how ranks share it, as ``PlannedModel.part`` names it.
+        name: which part of the model, and how ranks share it, as ``PlannedModel.part`` writes it.
 
     Raises: ConfigError if there is no such tape.
     """
@@ -199,12 +200,12 @@ def stored_tape(family: str, name: str) -> Tape:
 
 @lru_cache(maxsize=2**14)
 def stage_part(family: str, name: str, sizes: tuple[int, ...]) -> StagePart:
-    """Read a stored tape at some sizes.
+    """Compute memory and FLOPs of one part of a stage from a stored tape.
 
     Args:
-        family: see ``stored_tape``.
-        name: see ``stored_tape``.
-        sizes: the values of the tape's letters, in their order.
+        family: the kind of model, a key of ``families()``.
+        name: the tape's name, see ``stored_tape``.
+        sizes: the value of each of the tape's letters, in their order.
     """
     tape = stored_tape(family, name)
     at = dict(zip(tape.letters, sizes))

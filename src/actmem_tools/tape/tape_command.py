@@ -1,4 +1,7 @@
-"""``actmem tape``: solve the tape of a model from tiny runs; or read a tape at any sizes, which needs no torch."""
+"""``actmem tape``: find formulas for a model's memory and FLOPs in tiny runs; or evaluate them, which needs no torch.
+
+The file that holds the formulas is a tape (``tape.evaluate``).
+"""
 
 import argparse
 import json
@@ -36,7 +39,7 @@ def _parser() -> Parser:
 
 
 def main(argv: list[str]) -> int:
-    """Run ``actmem tape``.  Returns the exit code: 2, after one line on standard error, on bad input."""
+    """Run ``actmem tape``.  Returns the exit code: 0, or 2 after one line of error on bad input."""
     return _parser().run(argv, lambda options: _read(options) if options.letters is None else _solve(options))
 
 
@@ -80,14 +83,17 @@ def _read(options: argparse.Namespace) -> int:
 
 
 def reading_as_object(sizes: dict[str, int], reading: Reading) -> dict:
-    """Write a reading in plain values, for JSON.
+    """Make the dict that ``actmem tape --json`` writes for one set of sizes.
 
     Args:
-        sizes: what the tape was read at.
-        reading: what it said.
+        sizes: the value of each letter.
+        reading: memory and FLOPs at these sizes.
 
-    Returns: the sizes; ``kept_bytes`` and ``peak_bytes``; ``kept`` and ``peak``, bytes by storage's name; and
-        ``matmul_flops`` and ``moved_bytes``, each by pass: "forward" and "backward".
+    Returns: a dict with these keys.
+        sizes: as given.
+        kept_bytes, peak_bytes: bytes alive when forward ends, and the most in backward.
+        kept, peak: the storages alive at these two moments, bytes by name.
+        matmul_flops, moved_bytes: FLOPs, and bytes read and written; each a dict with "forward" and "backward".
     """
     return {
         "sizes": sizes,

@@ -1,1 +1,1 @@
-"""On what each answer is judged, and the mistakes that are edits of ours: a file for each lab."""
+"""The cases: for each exercise the function that tests a learner's answer. There is a file for each lab."""

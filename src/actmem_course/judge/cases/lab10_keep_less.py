@@ -1,4 +1,4 @@
-"""Lab 10: the cases on which its exercises are judged."""
+"""Lab 10: its cases, the functions that test a learner's answers."""
 
 import math
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Lab 1: the cases on which its exercises are judged.  Tests compare our answers with measurement."""
+"""Lab 1: its cases, the functions that test a learner's answers.  Tests compare our answers with measurement."""
 
 from functools import cache
 from itertools import product
@@ -38,9 +38,9 @@ _SHAPES = (ModelShape(11, 3, 35, 5), ModelShape(7, 2, 39, 13), ModelShape(17, 5,
 def measured(
     shape: ModelShape, tensor_parallel_size: int = 1, sequence_parallel: bool = False, recompute: str = "none"
 ) -> dict[str, int]:
-    """Count what our layer saves on one rank, in an emulated run.
+    """Measure what the library's layer saves for backward on one emulated rank.
 
-    Returns: bytes of each of the paper's terms (LAYER_TERMS), by its name.
+    Returns: the bytes of each of the paper's 15 tensors (LAYER_TERMS), by name.
     """
     with emulated_rank(tensor_parallel_size):
         tp = tensor_parallel(sequence_parallel=sequence_parallel)

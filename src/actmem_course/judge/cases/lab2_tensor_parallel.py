@@ -1,4 +1,4 @@
-"""Lab 2: the cases on which its exercises are judged."""
+"""Lab 2: its cases, the functions that test a learner's answers."""
 
 import torch
 import torch.nn.functional as F
@@ -58,7 +58,7 @@ def row_parallel_linear(r: CaseRun) -> None:
 
 
 def split_attention(r: CaseRun) -> None:
-    """Any assignment of whole heads to ranks is right, so what counts is the sum over the ranks."""
+    """Test the sum of all ranks' results, because any assignment of whole heads to ranks is right."""
     here = 2
     heads = here * r.t
     h = 4 * heads  # so that splitting a rank's part into all heads, a mistake, runs

@@ -1,4 +1,4 @@
-"""Lab 3: the cases on which its exercises are judged."""
+"""Lab 3: its cases, the functions that test a learner's answers."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -64,9 +64,9 @@ def _linear(r: CaseRun, function, tokens: int = 2, gathers_again: bool = False) 
 
 
 class Scaling:
-    """Stands in for dropouts: each call multiplies by a factor.
+    """Replaces a layer's dropouts in a test: each call multiplies by a fixed factor.
 
-    No factor is 1/t, because a sum over the ranks too many would then go unnoticed.
+    No factor is 1/t, because it would cancel a superfluous sum over the ranks.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Lab 4: the cases on which its exercises are judged."""
+"""Lab 4: its cases, the functions that test a learner's answers."""
 
 from collections.abc import Callable
 from functools import partial
@@ -111,9 +111,10 @@ def checkpoint_of_dropout(r: CaseRun) -> None:
 
 
 def seed_and_draw(device: str) -> None:
-    """Seed torch's generators and draw once, as what comes before a region does.
+    """Seed torch's random generators and draw one number.
 
-    Without the draw a second run that begins with the seed would have the right numbers by accident.
+    The draw stands for operations before a checkpoint.  Without it, a recomputation that wrongly restarts from the seed
+    would draw the right numbers by accident.
     """
     torch.manual_seed(77)
     torch.rand(7, device=device)
@@ -164,12 +165,15 @@ def _see_layer(r: CaseRun, name: str, again: Fault, **saves: Any) -> None:
 
 
 def as_block(function: Callable) -> Callable[..., Tensor]:
-    """Make a function of x and the twelve parameters out of a layer function; dropout uses torch's own generator."""
+    """Convert a function ``layer(x, weights, dropouts)`` to one that takes x and the twelve parameters one by one.
+
+    Its dropouts draw from torch's default generator.
+    """
     return lambda x, *parameters: function(x, LayerWeights(_SHAPE.num_attention_heads, *parameters), TwoDropouts(_P))
 
 
 class TwoDropouts(Dropouts):
-    """Dropouts of which that in the core scales differently, so that it shows if the two are swapped."""
+    """Dropouts whose ``core`` scales differently from ``block``, so that a test sees if the two are swapped."""
 
     def core(self, weights: Tensor) -> Tensor:
         return 0.5 * super().core(weights)

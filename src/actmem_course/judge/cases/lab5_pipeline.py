@@ -1,4 +1,4 @@
-"""Lab 5: the cases on which its exercises are judged."""
+"""Lab 5: its cases, the functions that test a learner's answers."""
 
 from weakref import ref
 
@@ -60,7 +60,7 @@ def _see_costs(r: CaseRun, case: str, ranks: Schedule, n: int, chunks: int) -> N
 
 
 def on_paper(r: CaseRun, p: int, n: int, chunks: int = 1) -> Schedule:
-    """Ask the learner's function for every rank's order, and return it as actions.
+    """Call the learner's function for every rank, and return the schedule that it gives, as actions.
 
     Args:
         p: pipeline ranks.
@@ -89,9 +89,10 @@ def one_forward_one_backward(r: CaseRun) -> None:
 
 
 def interleaved(r: CaseRun) -> str:
-    """Note the orders.
+    """Judge the learner's interleaved schedules.
 
-    Returns: a remark if fewer forwards run ahead than in ours, which is as good as long as sends take no time.
+    Returns: a remark if fewer forward passes run ahead than in our schedule.  That is right too, as long as sends take
+        no time.
     """
     _see_orders(r, (2, 4, 2), (4, 8, 2), (4, 4, 3), (3, 9, 2))
     longer = peak_in_flight(schedule.interleaved(4, 2, 8))[0] > peak_in_flight(on_paper(r, 4, 8, 2))[0]

@@ -1,4 +1,4 @@
-"""Lab 6: the cases on which its exercises are judged."""
+"""Lab 6: its cases, the functions that test a learner's answers."""
 
 from collections.abc import Iterator, Sequence
 
@@ -22,13 +22,13 @@ from actmem_course.standard_library import standard_library
 
 
 def small_shape(r: CaseRun) -> ModelShape:
-    """Return the shape of a model that trains at once; its tokens are bytes."""
+    """Return the shape of a model that trains within seconds; its tokens are bytes of text."""
     heads = 2 * r.t
     return ModelShape(4 * r.t, 2, 4 * heads, heads, num_layers=1, vocab_size=256)
 
 
 def make_model(r: CaseRun) -> None:
-    """Compare the weights of every mode with those of the first: any are right that are the same in all modes."""
+    """Compare the weights of every mode with those of the first mode: the weights are right if all modes agree."""
     shape, first = small_shape(r), dict[str, Tensor]()
     for mode, p in [(TABLE2[0], 0.0), *((mode, 0.1) for mode in TABLE2)]:
         torch.manual_seed(r.rank)  # ranks of a real run do not start alike
@@ -93,7 +93,7 @@ _NO_LIMIT, _LIMIT = 1e9, 1e-3
 
 
 def gradient_norm(r: CaseRun) -> None:
-    """Note the norm for a model with sequence parallelism, one with tensor parallelism, and one that isn't shared."""
+    """Test the gradient's norm of three models: with sequence parallelism, with tensor parallelism only, unsharded."""
     shape = small_shape(r)
     dense = GPT(shape, p=0.0, dtype=torch.float64, device=r.device)
     gradients = {name: r.same(*parameter.shape) for name, parameter in dense.named_parameters()}
@@ -182,9 +182,9 @@ _NUM_STEPS = 3
 
 
 def train(r: CaseRun) -> str:
-    """Run ``train``, which is written for the learner and uses the learner's functions.
+    """Run ``train``, which the lab gives to the learner, with the learner's functions.
 
-    Returns: a remark on how far the loss falls.
+    Returns: a remark on how much the loss has decreased.
     """
     text, first = standard_library(20_000, r.device), torch.empty(0)
     for mode in TABLE2[:3] if r.group_name else TABLE2:  # recomputation doesn't depend on the group

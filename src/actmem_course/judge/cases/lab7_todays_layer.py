@@ -1,4 +1,4 @@
-"""Lab 7: the cases on which its exercises are judged."""
+"""Lab 7: its cases, the functions that test a learner's answers."""
 
 from collections.abc import Iterator
 from math import prod

@@ -1,4 +1,4 @@
-"""Lab 8: the sizes for which 8.1 and 8.2 are judged.  Tests compare our answers with the planner's bill."""
+"""Lab 8: its cases, the functions that test a learner's answers.  Tests compare our answers with the planner's bill."""
 
 from actmem_course.judge.case import CaseRun
 from actmem_course.judge.compare import check_whole_number

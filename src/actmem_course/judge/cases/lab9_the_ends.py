@@ -1,4 +1,4 @@
-"""Lab 9: the cases on which its exercises are judged."""
+"""Lab 9: its cases, the functions that test a learner's answers."""
 
 import torch
 from torch import Tensor

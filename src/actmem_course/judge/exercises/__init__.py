@@ -1,1 +1,1 @@
-"""The labs: a file each, with its exercises and their mistakes."""
+"""The labs: for each a file with its exercises, and with the mistakes that the judge can name."""

@@ -1,4 +1,4 @@
-"""Lab 6: its exercises, and mistakes that are edits of our solution."""
+"""Lab 6: its exercises, and the mistakes that the judge can name in each, written as edits of our solution."""
 
 from actmem_course.judge.exercise import Exercise, Lab, Mistake, replacing, ways
 

@@ -1,2 +1,2 @@
-"""Our answers.  The files in labs/ are cut from these by ``actmem_course.strip_solutions``: same names, same
-docstrings, no bodies."""
+"""Our solutions of the exercises.  ``actmem_course.strip_solutions`` generates the files in labs/ from them: the same
+names and docstrings, without bodies."""

@@ -439,6 +439,7 @@ def test_bad_values_are_refused_before_anything_runs(options, says, monkeypatch,
     assert says in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_model_with_a_vector_for_each_position_has_a_longest_sequence(monkeypatch):
     pytest.importorskip("transformers")
     nothing = {"": BlockModel(lambda again, whole, is_one: pytest.fail("a tape is read"), "", (), 2)}

@@ -166,9 +166,10 @@ def stage_rows(
         microbatches_per_round: g, as for ``in_flight``.
 
     Returns: rows. ``rows.paper_rows`` picks those that the paper counts. The others are the layers' extra rows
-        (``layer_extra_rows``), the token ids and target ids that embedding and loss save, and the final layer norm's statistics. The causal mask is
-        not listed: the model makes one for all layers and steps, so it is no activation. The last rank has the logits
-        of one microbatch, because the last stage runs each backward immediately.
+        (``layer_extra_rows``), the token ids and target ids that embedding and loss save, and the final layer norm's
+        statistics. The causal mask is not listed: the model makes one for all layers and steps, so it is no
+        activation. The last rank has the logits of one microbatch, because the last stage runs each backward
+        immediately.
     Raises: ConfigError if p·m does not divide L, t does not divide v, or p does not divide n in an interleaved
         schedule.
     Source: 2205.05198 sections 4.2.3 and 4.3.

@@ -65,8 +65,8 @@ def lora_linear(x: Tensor, weight: Tensor, a: Tensor, b: Tensor, alpha: float) -
     Args:
         x: [s, b, h].
         weight: [o, h], in the dtype of x, frozen.
-        a: [r, h], in the dtype of wide(x).
-        b: [o, r], in the dtype of wide(x).
+        a: [r, h], in the dtype of wide(x): float32, or float64 if x has float64.
+        b: [o, r], in the same dtype as a.
 
     Returns:
         [s, b, o].  x, a and b get gradients of their own dtypes (those of a and b may be rounded to the dtype of x
@@ -92,7 +92,8 @@ def tiled_mlp(x: Tensor, up: Tensor, down: Tensor, tile: int) -> Tensor:
         tile: how many of the s positions; it need not divide s.
 
     Returns:
-        [s, b, h].  Gradients are those of mlp; add up those of up and down over the tiles in the dtype of wide(up).
+        [s, b, h].  Gradients are those of mlp; add up those of up and down over the tiles in the dtype of wide(up),
+        float32.
 
     Saves: x, 2sbh bytes in 16 bits, where mlp saves 2sbh + 4sbf.
     Source: 2506.13996.

@@ -36,7 +36,7 @@ def f(x: Tensor, group) -> Tensor:
         x: [s, b, h], the same on every rank.
 
     Returns:
-        x, [s, b, h].  In backward each rank gets another gradient for it; return the gradient of x for the whole
+        x, [s, b, h].  In backward the ranks get different gradients for it; return the gradient of x for the whole
         output, all ranks' parts together.
 
     Collectives: one all-reduce, in forward and backward together.

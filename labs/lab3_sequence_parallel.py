@@ -42,8 +42,8 @@ def g(x: Tensor, group) -> Tensor:
         x: [s/t, b, h], this rank's tokens.
 
     Returns:
-        [s, b, h].  In backward each rank gets another gradient for it; return the gradient of x for the whole output,
-        all ranks' parts together.
+        [s, b, h].  In backward the ranks get different gradients for it; return the gradient of x for the whole
+        output, all ranks' parts together.
 
     Collectives: one in each pass; send no more than needed (no all-reduce).
     Saves: nothing for backward.
@@ -137,7 +137,7 @@ def shard_keeping_linear(x: Tensor, weight: Tensor, bias: Tensor, group) -> Tens
 
 # 3.6: read “Partial gradients”
 def sum_partial_gradients(w: LayerWeights, group) -> None:
-    """Make every .grad in w the gradient of the whole batch, after the backward of layer.
+    """Make every .grad in w the gradient for the tokens of all ranks, after the backward of layer.
 
     Some parameters of w saw only this rank's tokens, so their .grad is one term of a sum over the ranks.  Replace it by
     the sum, and leave the other gradients unchanged.

@@ -66,7 +66,7 @@ def make_model(shape: ModelShape, mode: Configuration, group, *, dropout: float 
     Args:
         shape: the model's sizes.
         mode: a row of table 2.  Without tensor parallelism every rank has the whole model: TensorParallel().
-        dropout: GPT's p.
+        dropout: the dropouts' probability, p of GPT.
         factory: dtype and device, for GPT.
 
     Returns:

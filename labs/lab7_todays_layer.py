@@ -46,9 +46,9 @@ def llama_layer_bytes(
         ffn_hidden_size, tensor_parallel_size: f, t.
 
     Returns:
-        Bytes by these names: "norm 1 input", "norm 1 statistics", "QKV projection input", "Q", "K", "V", "log-sum-
-            exp", "attention projection input", "norm 2 input", "norm 2 statistics", "gate and up input", "gate",
-            "up", "down input".
+        Bytes by these names: "norm 1 input", "norm 1 statistics", "QKV projection input", "Q", "K", "V",
+            "log-sum-exp", "attention projection input", "norm 2 input", "norm 2 statistics", "gate and up input",
+            "gate", "up", "down input".
 
     Source: 2205.05198 section 4 counts the layer of 2022 in the same way.
     """
@@ -63,10 +63,10 @@ def wide(x: Tensor) -> Tensor:
 
 # 7.2: read “What plain operators save instead”
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x²) + eps) · weight, the mean over the last dimension, computed in wide(x).
+    """Return x / sqrt(mean(x²) + eps) · weight, with the mean over the last dimension, computed in float32.
 
-    Round to x's dtype once, at the end.  It also passes if you round before the multiplication by weight as well, as
-    Hugging Face's norm does.
+    If x has float64, compute in that (wide(x) has the right dtype).  Round to x's dtype once, at the end.  It also
+    passes if you round before the multiplication by weight as well, as Hugging Face's norm does.
 
     Args:
         x: [s, b, h].
@@ -75,7 +75,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     Returns:
         [s, b, h], in x's dtype.
 
-    Saves: x and 1/rms, one wide number per token: 2sbh + 4sb bytes in 16 bits, where torch's operators save 6sbh +
+    Saves: x and 1/rms, one float32 number per token: 2sbh + 4sb bytes in 16 bits, where torch's operators save 6sbh +
         4sb or more.
     Source: 1910.07467.
     """
@@ -84,7 +84,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 # 7.3: read “What plain operators save instead”
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) · up, where silu(x) = x · sigmoid(x).
+    """Return silu(gate) · up, where silu(x) = x · sigmoid(x).
 
     Args:
         gate: [s, b, f].

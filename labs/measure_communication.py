@@ -136,11 +136,14 @@ def predict(
 
 
 def collectives_of(collectives: list[Collective], size: int) -> list[PredictedCollective]:
-    """Turn counted collectives into the form that predictions have: one entry for all of one kind and payload.
+    """Convert counted collectives to the class of the predicted ones, so that both can be compared.
 
     Args:
         collectives: from ``count_collectives``.
         size: how many ranks take part in each.
+
+    Returns: an entry for each kind, such as "all-gather", and size of the whole tensor; its ``count`` says how many
+        there are.
     """
     found = Counter((one.kind, one.payload_bytes) for one in collectives)
     return [PredictedCollective(kind, "measured", size, payload, count) for (kind, payload), count in found.items()]

@@ -97,7 +97,13 @@ def file_name(device: str) -> str:
 
 
 def measure_paper(session: Session, args: Namespace, memory: int) -> None:
-    """Measure the paper's layers and its 22B model as one emulated rank, the most important measurement first."""
+    """Measure the paper's layers and its 22B model as one emulated rank, the most important measurement first.
+
+    Args:
+        session: runs the measurements, and gets their results: saved bytes of layers, peaks of training steps, times.
+        args: the script's options.
+        memory: bytes of the GPU's memory.
+    """
     device, dtype, quick = args.device, torch.bfloat16, args.quick
     ranks, rounds = Ranks(0, RANKS, device, emulated=True), 2 if quick else 12
     shapes = {name: TINY if quick else PAPER_MODELS[name].shape for name in ("22B", "175B")}
@@ -124,9 +130,16 @@ def measure_paper(session: Session, args: Namespace, memory: int) -> None:
 
 
 def measure_others(session: Session, args: Namespace, predictions: Predictions, steps: tuple) -> None:
-    """Measure other libraries' models, attention kernels and the allocator.
+    """Measure training steps of other libraries' models, attention kernels and the allocator.
 
-    Only bytes are measured, not times; so the predictions run in other processes meanwhile.
+    ``predictions`` predicts the same steps with ``actmem`` in other processes meanwhile.  They disturb nothing: only
+    bytes are measured here, not times.
+
+    Args:
+        session: runs the measurements, and gets their results.
+        args: the script's options.
+        predictions: starts the processes that predict.
+        steps: the training steps, each a model's name and its sizes.
     """
     for name, sizes in dict(steps).items():
         predictions.start_plan(name, sizes)
@@ -149,7 +162,10 @@ def measure_others(session: Session, args: Namespace, predictions: Predictions, 
 
 
 def measure_dtensor(session: Session, args: Namespace) -> None:
-    """Time torch's own parallel layer and ours. Call it when no prediction runs any more, which would disturb times."""
+    """Time one layer of the 22B model by torch's DTensor and by this course; ``session`` gets the results.
+
+    Call it when no process that predicts is running any more, because that would disturb times.
+    """
     shape, rounds = (TINY, 2) if args.quick else (PAPER_MODELS["22B"].shape, 12)
     ranks = Ranks(0, RANKS, args.device, emulated=True)
     session.step("peers", "22B", lambda: {"rows": measure_peers(shape, ranks, torch.bfloat16, rounds=rounds)})

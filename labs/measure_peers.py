@@ -184,7 +184,10 @@ def our_reduce_scatter(tp: TensorParallel) -> Iterator[None]:
 def runners_of(
     shape: ModelShape, here: Ranks, dtype: torch.dtype, recompute: str, p: float = 0.1
 ) -> tuple[Runner, Runner]:
-    """Make our layer and DTensor's, ready to be timed, with the same weights and the same input."""
+    """Make this course's layer and DTensor's, with the same weights and the same input.
+
+    Returns: a ``Runner`` each, ours first: a layer with its input, to be timed or measured.
+    """
     tp = tensor_parallel(sequence_parallel=True)
     ours = TransformerLayer(shape, tp, recompute=recompute, p=p, device=here.device, dtype=dtype)
     leaf = layer_input(shape, tp, here.device, dtype)

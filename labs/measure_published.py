@@ -60,12 +60,12 @@ def predictions(runs: list[PublishedRun]) -> dict[str, tuple[int, int]]:
 
 @cache
 def prediction(command: str, recomputes: str, held: str) -> tuple[int, int]:
-    """Predict one run: the most bytes allocated, and the bytes that the allocator reserves.
+    """Predict one published run: the most bytes allocated, and the bytes that the allocator reserves.
 
     Args:
         command: the `actmem plan` that describes the run.
-        recomputes: how many of the model's blocks the run recomputes: "no", "all" or "part".
-        held: what the run holds besides; "" for nothing.
+        recomputes: what the run recomputes: "no" block, "all" blocks, or the "part" of each block that --again names.
+        held: "logits" if the run kept its float32 logits from one forward pass to the next; otherwise "".
     """
     plan = plan_of(command)
     way = plan["all_blocks"][PLANS.index(recomputes)]
@@ -84,13 +84,13 @@ def plan_of(command: str) -> dict[str, Any]:
 
 
 def allocator_says(command: str, plan: dict[str, Any], way: dict[str, Any], held: str) -> tuple[int, int]:
-    """Run the code that a plan prints through the model of torch's allocator.
+    """Run training steps of a plan on fake tensors, and replay what they allocate in a model of torch's allocator.
 
     Args:
         command: the `actmem plan` that made the plan.
         plan: what it wrote as JSON.
-        way: one of the plan's ``all_blocks``, which has the code to run.
-        held: what the run holds besides (``PublishedRun.held``).
+        way: an entry of ``plan["all_blocks"]``; its "code" changes the model before the steps.
+        held: as in ``prediction``.
 
     Returns: the most bytes allocated, and the bytes reserved.
     """

@@ -47,7 +47,11 @@ def main() -> int:
 
 
 def pairs_table(pairs: list[LoggedPair]) -> Table:
-    """Make a table with a line for each pair: bytes by formula, bytes logged, their difference; below, the formula."""
+    """Make a table with a line for each pair of logged runs that differ in one setting.
+
+    A line says by how many bytes the activations of the two runs differ, by formula and as logged, and how far these
+    two numbers are apart.  The formula is below.
+    """
     compared = table("Two runs of Megatron-LM's tests: by how many bytes their activations differ", *columns("GPU"))
     for pair in pairs:
         cells = (f"{pair.formula_bytes:,}", f"{pair.logged_bytes:,}", f"{pair.apart_bytes:,}")
@@ -72,10 +76,11 @@ def columns(second: str) -> list[Column]:
 
 
 def results(pairs: list[LoggedPair], runs: list[NanotronRun]) -> dict:
-    """Return what --json writes.
+    """Make the dict that --json writes.
 
     Returns:
-        ``pairs``: the fields of each LoggedPair, with its ``formula_bytes`` and ``apart_bytes``, logged minus formula.
+        ``pairs``: a dict for each pair of logged runs: the fields of ``LoggedPair``; ``formula_bytes``, by how many
+            bytes the two runs should differ; ``apart_bytes``, the logged difference minus that.
         ``runs``: of each run of nanotron its ``setting``, ``logged_mib``, ``predicted_bytes`` and
             ``difference_percent``.
     """

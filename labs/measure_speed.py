@@ -175,7 +175,10 @@ def measure_speed(shape: ModelShape, here: Ranks, dtype: torch.dtype, *, rounds:
 
 
 def runners_of(shape: ModelShape, here: Ranks, dtype: torch.dtype) -> dict[str, Runner]:
-    """Make for each variant, by name, a layer and an input, ready to be timed."""
+    """Make a layer and its input for each variant.
+
+    Returns: by the variant's name a ``Runner``: the layer with its input, to be timed or measured.
+    """
     return {
         one.name: layer_runner(
             shape, tensor_parallel(sequence_parallel=one.sequence_parallel), here.device, dtype, one.recompute

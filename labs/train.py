@@ -159,7 +159,10 @@ def gradient_norm(model: GPT) -> float:
 
 
 def seed_dropouts(model: GPT, step: int) -> None:
-    """Seed the dropouts' random-number generators for one step, so that its masks depend only on its number."""
+    """Seed the random-number generators of the model's dropouts with the step's number.
+
+    So which elements a step drops depends only on its number, not on the steps before.
+    """
     streams = next(layer.streams for layer in model.modules() if isinstance(layer, TransformerLayer))
     streams.replicated.manual_seed(child_seed(SEED, "dropout", step))
     streams.sharded.manual_seed(child_seed(SEED, "dropout", step, model.tp.rank))

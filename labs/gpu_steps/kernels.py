@@ -36,7 +36,11 @@ class Call(NamedTuple):
     dropout: float = 0.0
 
     def described(self, dtype: str) -> AttentionCall:
-        """Return it as an AttentionCall, for which ``attention_kernel`` names the kernel."""
+        """Convert this call to the argument of ``attention_kernel``, which predicts the kernel that torch chooses.
+
+        Args:
+            dtype: the dtype of Q, K and V, such as "bfloat16".
+        """
         widths, heads, lengths = (
             (self.width, self.value_width),
             (self.heads, self.key_heads),

@@ -46,9 +46,9 @@ def measure_modes(shape: ModelShape, ranks: Ranks, dtype: torch.dtype, rounds: i
 
 
 def matmuls_alone(shape: ModelShape, ranks: Ranks, dtype: torch.dtype) -> Work:
-    """Return Work that runs only one rank's matmuls of a layer, six in forward and twelve in backward.
+    """Return ``Work``, code to be timed, that runs only the matmuls of a layer on one rank.
 
-    Their operands are random tensors of the layer's shapes.
+    There are six in forward and twelve in backward.  Their operands are random tensors of the layer's shapes.
     """
     a, b, h, s = shape.letters()
     t = ranks.size

@@ -169,7 +169,16 @@ def paper_table(
     headings: Mapping[str, str],
     notes: bool = False,
 ) -> Group:
-    """Make a table for each model, below a heading with its name; columns without any entry are left out."""
+    """Make a table for each of the paper's models, all below one title; columns without any entry are left out.
+
+    Args:
+        title: the title.
+        header: the columns' headings.
+        entries: the numbers that are shown; red if measured and predicted differ.
+        lines: the cells of each entry's line.
+        headings: by the model's name, the heading of its table.
+        notes: whether each entry's note, with the number that the paper prints, is a line below it.
+    """
     used = [i for i in range(1, len(header)) if any(line[i] for line in lines)]
     parts: list[Text | Table] = [Text(title, style="bold")]
     for model in dict.fromkeys(entry.model for entry in entries):

@@ -139,7 +139,7 @@ class ModelShape:
         return 4 * self.hidden_size
 
     def letters(self) -> tuple[int, int, int, int]:
-        """Return the paper's ``a, b, h, s`` in that order, for the first line of a formula."""
+        """Return the tuple (a, b, h, s), so that a formula can begin with ``a, b, h, s = shape.letters()``."""
         return self.num_attention_heads, self.micro_batch_size, self.hidden_size, self.seq_length
 
     def with_sizes(self, **sizes: int) -> ModelShape:
@@ -216,9 +216,10 @@ class Parallel:
 
     @cached_property
     def stage_axes(self) -> Parallel:
-        """A copy that has only the sizes on which a pipeline stage's activations depend.
+        """A copy without data parallelism and ZeRO, on which a pipeline stage's activations don't depend.
 
-        It has one data-parallel rank and the default ZeRO stage. Plans that differ only in these two have equal copies.
+        All other sizes stay. The planner uses it as a cache key: layouts that differ only in data parallelism and ZeRO
+        have equal copies, so a stage is computed once for all of them.
         """
         t, p, m = self.tensor_parallel_size, self.pipeline_parallel_size, self.num_model_chunks
         c, experts = self.context_parallel_size, self.expert_parallel_size
@@ -226,10 +227,10 @@ class Parallel:
 
     @cached_property
     def layer_axes(self) -> Parallel:
-        """A copy that has only the sizes on which one layer's tensors depend.
+        """A copy that keeps only the sizes on which one layer's tensors depend, as a cache key for the planner.
 
-        These are t, the context-parallel size, b, the expert-parallel size and ``sequence_parallel``. Every other size
-        has its default.
+        It keeps t, ``sequence_parallel``, b, and the context- and expert-parallel sizes. Every other size gets its
+        default. So layouts that differ only in the others have equal copies, and a layer is computed once for them.
         """
         c, experts = self.context_parallel_size, self.expert_parallel_size
         return _axes(self.tensor_parallel_size, self.sequence_parallel, 1, 1, self.micro_batch_size, c, experts)

@@ -78,12 +78,13 @@ NAME_READERS: list[Callable[[tuple[str, ...], tuple[Tensor, ...], str], None]] =
 class NamedForward:
     """Names the tensors of one forward pass of one layer, and recomputes the dropped ones in backward.
 
-    A layer computes each tensor by ``terms(name, function, *sources)``, which returns ``function(*sources)`` and tells
-    a recording ledger the name. If any tensor is dropped or stored, run the forward pass inside ``with terms:``.
+    A layer makes one for each forward pass, ``terms = NamedForward(…)``, and computes each tensor by
+    ``terms(name, function, *sources)``. This returns ``function(*sources)``, notes how to compute it again, and tells
+    the name to a ledger that records. If any tensor is dropped or stored, run the forward pass inside ``with terms:``.
 
     Args:
         dropped: the names of the tensors that are not saved; backward recomputes them.
-        stored: for each tensor that goes to a Store, its name and the store.
+        stored: a dict from a tensor's name to the Store that keeps this tensor, on the host or in 8 bits.
 
     Saves: what the layer's operations save, without the dropped tensors, and those inputs of the layer from which
         dropped tensors are recomputed. Of a stored tensor it saves what the store keeps.
@@ -167,10 +168,16 @@ class NamedForward:
         return values
 
     def result(self, module: nn.Module, value: Tensor) -> Tensor:
-        """Return ``value``, the layer's output, and guard the parameters from which backward will recompute.
+        """Make backward check that the layer's parameters have not changed; call it on the layer's output.
 
-        If anything is dropped, the backward of ``value`` raises RuntimeError if a parameter of ``module`` was
-        written or replaced since the forward pass.
+        If any tensor is recomputed, backward raises RuntimeError if a parameter or buffer of ``module`` was written
+        or replaced since the forward pass: the recomputed tensor would be another.
+
+        Args:
+            module: the layer.
+            value: the layer's output.
+
+        Returns: ``value``.
         """
         if self.dropped.difference(self.stored):
             self._parameters = ParametersRead(module, value)
@@ -262,11 +269,14 @@ class NamedForward:
         return {needed for source in sources for needed in self._read_by(source.name)}
 
     def alive(self, name: str) -> list[Slot]:
-        """Return those slots of the tensor called ``name`` that the autograd graph still holds."""
+        """Return the Slots that stand for the tensor called ``name`` in the autograd graph and are not freed yet.
+
+        There is one Slot for each time that an operation saved the tensor.
+        """
         return [slot for reference in self.slots.get(name, ()) if (slot := reference()) is not None]
 
     def kept(self, name: str) -> Slot | None:
-        """Return a slot that has the tensor called ``name`` saved; None if there is none, as for a dropped tensor."""
+        """Return a Slot that holds the saved tensor called ``name``; None if the tensor isn't saved, but dropped."""
         return next((slot for slot in self.alive(name) if slot.kept), None)
 
     def _open(self, slot: Slot) -> Tensor:
@@ -329,7 +339,8 @@ class Slot:
         view: shape, strides, offset and dtype of the tensor that autograd saved.
         is_weight: whether that tensor is a parameter.
         name: the tensor's name; "" if it has none.
-        kept: the saved tensor, as ``keep`` returned it, and its TensorView; None for a dropped tensor.
+        kept: the pair (Kept, TensorView): the object from which backward reads the saved tensor, and how that tensor
+            lies in its storage; None for a dropped tensor.
         tensor: the recomputed tensor; None until backward has recomputed it.
         holds: the slots of saved tensors from which this one is recomputed, so that they live as long as this slot.
     """
@@ -342,13 +353,14 @@ class Slot:
     holds: list[Slot] = field(default_factory=list)
 
     def keep(self, tensor: Tensor, whole: TensorView) -> None:
-        """Save for backward the named tensor of which autograd saved a view.
+        """Save this slot's tensor for backward.
 
-        The whole named tensor is saved, because a recipe may read more of it than the view has.
+        What autograd wants to save may be a view of a part of the layer's named tensor. The whole named tensor is saved
+        instead, because the recomputation of another tensor may read more of it.
 
         Args:
-            tensor: what autograd saved, with this slot's ``view``.
-            whole: the TensorView of the named tensor.
+            tensor: what autograd wants to save; its shape and strides are those of this slot's ``view``.
+            whole: how the whole named tensor lies in the same storage.
         """
         self.kept = keep(whole.on(tensor, self.view), name=self.name), whole
 
@@ -392,11 +404,14 @@ class TensorView(NamedTuple):
         return tensor.new_empty_strided(self.size, self.stride).copy_(tensor)
 
     def on(self, tensor: Tensor, had: TensorView) -> Tensor:
-        """Return this view, taken of the storage of another tensor.
+        """Return the tensor that lies as this view says, out of the storage of ``tensor``.
+
+        This finds Q in a recomputed QKV, for instance: the view is Q's in the forward pass, ``tensor`` is the new QKV.
 
         Args:
-            tensor: has the same storage in this run as this view's tensor.
-            had: the view that ``tensor`` had in the first forward pass.
+            tensor: saved or recomputed; its storage is a stand-in for the one in which the view lay.
+            had: how the tensor for which ``tensor`` stands lay in that storage. The view is moved by the difference
+                between the offsets of ``tensor`` and ``had``.
         """
         if self == had:
             return tensor

@@ -45,11 +45,12 @@ def differentiates_once(backward: Callable) -> Callable:
 
 
 class Kept:
-    """Tensors saved for backward by an autograd node of their own; ``keep`` makes one.
+    """What ``keep`` returns: tensors that it saved for a later backward, which reads them by ``tensors()``.
 
     Args:
-        anchor: the node's output, a tensor without elements. If an operation takes the anchor as an input, autograd
-            frees the saved tensors after that operation's backward; otherwise they live as long as this object.
+        anchor: the output, without elements, of the autograd node that saved the tensors. An operation that takes the
+            anchor as a further input lets autograd free the tensors after the operation's backward. Without such an
+            operation they live as long as this object.
     """
 
     def __init__(self, anchor: Tensor):
@@ -59,9 +60,10 @@ class Kept:
         self._read_in = -1  # the backward pass
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Return the saved tensors; each call runs the unpack hooks again.
+        """Return the saved tensors, for a backward that reads them once.
 
-        If a checkpoint around this recomputed them, it holds them no longer: only the caller does.
+        Each call unpacks them again, which in a checkpoint means to recompute them. Our checkpoint then gives up the
+        recomputed tensors, so they are freed as soon as the caller drops them.
         """
         before = released_by_reader()
         _reading.releases = True
@@ -72,9 +74,10 @@ class Kept:
             _reading.releases = before
 
     def read_once(self) -> tuple[Tensor, ...]:
-        """Return the saved tensors; the unpack hooks run only once in each backward pass.
+        """Return the saved tensors, for a backward that reads them several times.
 
-        This object then holds the tensors. torch's checkpoint allows no second unpacking.
+        They are unpacked once in each backward pass, because torch's checkpoint allows no second time. After that this
+        object holds them until it is freed or read in the next pass.
         """
         if self._read_in != (now := backward_pass()) or now < 0:
             self._read, self._read_in = self.tensors(), now
@@ -85,10 +88,11 @@ _reading = threading.local()  # backward may run in a thread of its own
 
 
 def released_by_reader() -> bool:
-    """Return True while ``Kept.tensors`` runs: a checkpoint that is asked for a tensor then must not hold on to it.
+    """Return True while ``Kept.tensors`` runs in this thread.
 
-    Otherwise a checkpoint holds a recomputed tensor until the node that saved it has run in backward. For a Kept this
-    node may run long after the operation that reads the tensor.
+    Our checkpoint asks this when backward reads a recomputed tensor. If False, it holds the tensor until the node that
+    saved it has run in backward. If True, it gives the tensor up at once: the node behind a Kept may run long after the
+    operation that reads the tensor, so it would be held too long.
     """
     return getattr(_reading, "releases", False)
 

@@ -91,8 +91,8 @@ class Recipe:
     Attributes:
         term: the tensor's name.
         sources: the names of the tensors from which it is computed; empty for a dropout mask, which is drawn again.
-        matmuls: the matmuls that this takes, named as in ``formulas.flops``; if there are none, *elementwise* drops
-            the tensor.
+        matmuls: the matmuls that this takes, named as in ``formulas.flops``. The mode "elementwise" recomputes every
+            tensor that takes none.
     """
 
     term: str

@@ -54,7 +54,7 @@ def checkpoint(
         inputs: the tensors with which it is called.
         generators: all random-number generators from which ``function`` draws, torch's default one too. If one is
             missing, the second run draws other numbers without an error.
-        stop_early: end the second run at the last tensor that backward needs (rule 3); False runs it to the end.
+        stop_early: end the second run at the last tensor that backward needs; False runs it to the end.
         module: backward raises if any parameter or buffer of this module was written or replaced since the forward
             pass. None: backward checks only the parameters that ``function`` saved.
 
@@ -91,7 +91,7 @@ def around_second_runs(observe: Callable[[Callable], AbstractContextManager]) ->
 
 
 class ParametersRead:
-    """Checks that a module's parameters and buffers don't change between forward and recomputation (rule 6).
+    """Checks that a module's parameters and buffers don't change between forward and recomputation.
 
     Backward raises RuntimeError if one changed. Parameters are checked when the gradient of ``result`` is there, that
     is before backward enters the module. An optimizer that steps during backward may write them after that. Buffers
@@ -113,7 +113,12 @@ class ParametersRead:
             result.register_hook(self.check_written)
 
     def check_written(self, grad: Tensor | None = None) -> None:
-        """Raise RuntimeError if a buffer was written in place since forward; with ``grad`` also if a parameter was."""
+        """Raise RuntimeError if a buffer or a parameter was written in place since forward.
+
+        Args:
+            grad: the gradient of the module's output, with which autograd calls this before backward enters the module.
+                None, as after a recomputation: parameters are not checked, for an optimizer may have written them.
+        """
         for path, _, _, tensor, before in self._noted:
             if times_written(tensor) != before and (grad is not None or not isinstance(tensor, nn.Parameter)):
                 raise _other_values(path)
@@ -148,10 +153,13 @@ def _open(slot: _Slot) -> Tensor:
 
 
 def opened(slot: Any, fill: Callable[[], object]) -> Tensor:
-    """Return the tensor that backward reads from a slot; if the slot is empty, recompute the tensor first (rule 4).
+    """Return the tensor of a slot, the object that the autograd graph holds in place of a tensor to be recomputed.
+
+    If the slot is empty, the tensor is recomputed first. The slot then holds it for further reads, except with
+    ``retain_graph`` and for ``Kept.tensors``: there it is emptied again, so that the tensor doesn't stay in memory.
 
     Args:
-        slot: its attribute ``tensor`` is the tensor, or None if the slot is empty.
+        slot: an object whose attribute ``tensor`` is the tensor, or None if the slot is empty.
         fill: runs the recomputation, which sets ``slot.tensor``.
     """
     empties = released_by_reader() or graph_is_retained()  # before the second run, which reads tensors too

@@ -93,7 +93,10 @@ def backward_pass() -> int:
 
 
 def graph_is_retained() -> bool:
-    """Return True in a backward pass with ``retain_graph``, and outside any backward pass."""
+    """Return whether the running backward pass keeps its graph (``retain_graph``); True outside of a backward pass.
+
+    Then nothing frees the graph soon, so a recomputation must not leave its tensors there.
+    """
     return torch._C._autograd._get_current_graph_task_keep_graph()
 
 
@@ -104,13 +107,21 @@ def node_running() -> str:
 
 
 def place_of_node_running() -> int:
-    """Return the sequence number, in its thread, of the autograd node that runs now; -1 outside backward."""
+    """Return the sequence number of the autograd node that runs now; -1 outside backward.
+
+    Nodes made in one thread have different numbers. So if the number is still that of the node that ended last, no
+    other node has begun, and autograd itself runs the operation: it adds up gradients.
+    """
     node = torch._C._current_autograd_node()
     return -1 if node is None else node._sequence_nr()
 
 
 def holders_of(tensor: Tensor) -> tuple[int, int]:
-    """Return two reference counts in C++: of the tensor, and of its storage."""
+    """Return how many C++ references there are to a tensor, and how many to its storage.
+
+    From these one can tell whether autograd would write a sum of gradients into the tensor: it does if nothing else
+    holds it.
+    """
     counted: Any = tensor  # some stubs lack the name
     return counted._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
 
@@ -163,9 +174,14 @@ def receive_buffers_of(stage: Any) -> list[Tensor]:
 
 
 def first_messages(operations: list) -> list:
-    """Repair the messages by which a pipeline stage of torch 2.9 first meets its neighbours.
+    """Repair the sends and receives by which torch's pipeline stages connect to their neighbours before the first step.
 
-    They all get one dtype, so one size; a message from a rank to itself, as in a V-shaped schedule, is left out.
+    In torch 2.9 their tensors can differ in dtype, and a rank can have a send to itself, as in a V-shaped schedule.
+
+    Args:
+        operations: torch's list of ``P2POp``; their tensors are replaced.
+
+    Returns: the operations with float32 tensors, without those from a rank to itself.
     """
     for operation in operations:
         operation.tensor = operation.tensor.float()

@@ -60,7 +60,8 @@ class LabParser(argparse.ArgumentParser):
     """An ArgumentParser that reports an error in one line, on rank 0 only, with exit code 2.
 
     Args:
-        spelled: the lab's option for an argument of a ConfigError, if its name differs: {"num_layers": "--layers"}.
+        spelled: the option to name in the error, by the argument that a ConfigError complains about, where the two
+            names differ: {"num_layers": "--layers"}.
     """
 
     def __init__(self, *args, spelled: dict[str, str] | None = None, **kwargs):

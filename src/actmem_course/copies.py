@@ -22,12 +22,15 @@ MINE = (LABS.parent if LABS.is_dir() else Path.cwd()) / "my"
 
 
 def lab_files() -> dict[str, bytes]:
-    """Return the content of each lab's exercise file, by its path in ``my/``."""
+    """Return the content of each lab's exercise file, by its path below the learner's folder: "labs/….py"."""
     return {f"labs/{name}.py": lab_source(name).encode() for name in lab_names()}
 
 
 def notebook_files() -> dict[str, bytes]:
-    """Return the content of each chapter, by its path in ``my/``; an installed package without a checkout has none."""
+    """Return the content of each chapter's notebook, by its path below the learner's folder: "notebooks/….ipynb".
+
+    Returns: the dict; empty if the package is installed without a checkout, which has the notebooks.
+    """
     return {f"notebooks/{path.name}": path.read_bytes() for path in sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))}
 
 

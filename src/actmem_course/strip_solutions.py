@@ -52,9 +52,15 @@ def with_readings(lab: Lab, source: str) -> str:
 
 
 def cut(solution: str) -> str:
-    """Return the source text of an exercise file, made from that of its solution, before ``with_readings``.
+    """Make an exercise file from its solution: replace the bodies of the functions to write by NotImplementedError.
 
-    The lines that call the judge are added unless the solution has an ``if __name__ == …`` block of its own.
+    Functions whose comment above begins with "# given" stay whole; private ones are left out.  The lines that call the
+    judge are added unless the solution has an ``if __name__ == …`` block of its own.
+
+    Args:
+        solution: the solution's source text.
+
+    Returns: the exercise file's source text, to which ``with_readings`` adds what to read.
     """
     lines = solution.splitlines()
     kept: list[str] = []

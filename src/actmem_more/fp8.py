@@ -37,16 +37,17 @@ def fp8_rows(rows: Iterable[Row]) -> list[Row]:
 
 
 def fp8_copies(shape: LlamaShape, tensor_parallel_size: int, tokens: int) -> tuple[int, int]:
-    """Count the bytes that copies in FP8 take on one rank, in addition to what 16 bits take.
+    """Count the bytes that one rank needs in FP8 beyond what it needs in 16 bits, apart from saved activations.
 
     Args:
-        shape: without experts.
+        shape: of a model without experts.
         tensor_parallel_size: t.
         tokens: of one microbatch on this rank, before sequence parallelism shards them.
 
-    Returns: those of one layer's weights, two of each linear's; and the most that backward has at a time: two copies of
-        gate and up's gradient. By then it has freed the down projection's input, which in FP8 was a byte less for each
-        element, so this byte is counted too.
+    Returns: two numbers of bytes. The first is for one layer's weights, two FP8 copies of each. The second is for
+        the moment of a layer's backward that takes most: two FP8 copies of the gradient of gate and up's output,
+        4·tokens·f/t with an MLP of width f, and tokens·f/t more, because the down projection's input has been freed by
+        then, which in FP8 frees one byte an element less than in 16 bits.
     """
     t, f = tensor_parallel_size, shape.ffn_hidden_size
     heads = shape.query_size // t + max(shape.num_key_value_heads // t, 1) * shape.d

@@ -31,8 +31,8 @@ def measure_llama_layer(
         recompute: the layer's mode of recomputation.
         routing: how tokens choose experts; "even" doesn't depend on the router's scores.
 
-    Returns: the ledger's rows, with the formulas' names.
-    Raises: LedgerMismatch if the census counts other bytes in all.
+    Returns: a Row for each saved tensor, with the name that the formulas give it.
+    Raises: LedgerMismatch if the rows' total isn't the bytes that the forward pass leaves alive (``census``).
     """
     layer = LlamaLayer(shape, tp, recompute=recompute, routing=routing, context=context, device=device, dtype=dtype)
     shape = shape.with_sizes(seq_length=layer.seq_length)

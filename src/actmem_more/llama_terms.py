@@ -212,9 +212,10 @@ def expert_mlp_rows(
 ) -> list[Row]:
     """List what the router and this rank's experts save for backward; no token is dropped.
 
-    R is how many pairs of a token and an expert this rank's experts compute. In 16 bits and without parallelism it is
-    2sbh + 20sbκ + 4R + 6Rf bytes, and 6sb times the width of the shared experts. Under sequence parallelism the R of
-    all ranks add up to sbκ, and everything else is divided by t. A sigmoid router saves as much as a softmax router.
+    In 16 bits and without parallelism the rows add up to 2sbh + 20sbκ + 4R + 6Rf bytes, and 6sb times the width of the
+    shared experts. R is how many pairs of a token and an expert this rank's experts compute. Under sequence parallelism
+    the R of all ranks add up to sbκ, and everything else is divided by t. A sigmoid router saves as much as a softmax
+    router.
 
     Args:
         shape: with this rank's part of the sequence.
@@ -317,11 +318,11 @@ def _of_latents(row: PredictedCollective, sizes: LatentHeads, bytes_each: int) -
 def llama_collectives(shape: LlamaShape, parallel: Parallel, recompute: str = "none") -> list[PredictedCollective]:
     """List the collectives among the t ranks in one layer for one microbatch, in 16 bits.
 
-    They are those of the paper's layer, with two exceptions. Latent attention gathers the latents, and the part of the
-    key that all heads share, instead of attention's input. Experts have all-to-alls of tokens, among the ranks that
-    share experts, instead of the MLP's collectives. Without sequence parallelism every rank has every token, and the
-    experts have the MLP's all-reduces and one of the routing weights' gradient. Shared experts have the MLP's
-    collectives as well.
+    They are those of the paper's layer (``layer_collectives``), with two exceptions. Latent attention gathers the
+    latents, and the part of the key that all heads share, instead of attention's input. Experts under sequence
+    parallelism exchange tokens by all-to-alls, among the ranks that share experts, instead of the MLP's collectives.
+    Without sequence parallelism every rank has every token: the MLP's all-reduces stay, and one of the gradient of the
+    routing weights is added. Shared experts have the MLP's collectives as well.
 
     Args:
         shape: with the whole sequence.

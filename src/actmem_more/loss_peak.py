@@ -23,13 +23,16 @@ def loss_peak_rows(
     tensor_parallel_size: int = 1,
     chunk: int = 1024,
 ) -> list[Row]:
-    """List the tensors alive at the peak of output layer and loss (forward and backward, 16 bits, without the weight).
+    """List the tensors of output layer and loss that are alive when they take the most memory, forward and backward.
 
-    The weight's gradient is listed only if it is alive at the peak. With "in chunks" it always is, as a float32 sum.
-    Otherwise it is made after the loss's tensors are freed, and the peak is there only if it is larger than they are.
+    Activations have 16 bits. The output layer's weight isn't listed. Its gradient is listed if it is alive at the peak.
+    With "in chunks" it always is, as a float32 sum. With the others it is made after the loss's tensors are freed; so
+    the peak lies either at the loss or, if the gradient takes more, at the gradient.
 
     Args:
-        loss: the implementation, one of LOSSES. The first two don't shard the vocabulary: each rank has all logits.
+        loss: how the loss is computed: "float32" and "16 bits" compute all logits on each rank; "in place" shards the
+            vocabulary and makes one float32 copy of the logits, which becomes the softmax; "in chunks" shards it too
+            and has the logits of ``chunk`` tokens at a time.
         tokens: s·b.
         chunk: for "in chunks", how many tokens' logits exist at once.
 

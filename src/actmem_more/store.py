@@ -70,7 +70,10 @@ class HostMemory:
         return copy.fetch
 
     def copies(self) -> list[Tensor]:
-        """Return the tensors that are on the host now, the one put last first; empty if that one has been freed."""
+        """Return the tensors that are on the host now, from the one put last to the first.
+
+        Backward frees the last one first. Once the graph that needs the last one is freed, the list is empty.
+        """
         tensors: list[Tensor] = []
         copy = self._last() if self._last is not None else None
         while copy is not None:

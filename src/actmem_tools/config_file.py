@@ -75,7 +75,10 @@ class Order:
         return self.first + blocks * self.period if blocks else 0
 
     def place(self, layer: int) -> int:
-        """Return the index of the model's first layer that is of the same kind as layer ``layer`` (both from 0)."""
+        """Return the index of the model's first layer that is of the same kind as layer ``layer`` (both from 0).
+
+        ``ConfigModel.factory`` copies that layer's settings when it makes a model with another number of layers.
+        """
         return layer if layer < self.first else self.first + (layer - self.first) % self.period
 
 

@@ -163,7 +163,13 @@ _RULES: tuple[tuple[str, Callable[[Rows], Rows], Callable[[Rows], int], str], ..
 
 
 def main(argv: list[str]) -> int:
-    """Run ``actmem diff``.  Returns the exit code: 0, or 2 after one line of error on bad input."""
+    """Run ``actmem diff BEFORE AFTER``: print how the saved tensors of two runs of ``actmem record`` differ.
+
+    Args:
+        argv: what follows ``actmem diff``: the paths of two files that ``actmem record --json FILE`` wrote.
+
+    Returns: the exit code: 0, or 2 after one line of error on bad input.
+    """
     parser = Parser("diff", "Compare two files of `record --json FILE`.")
     parser.add_argument("before")
     parser.add_argument("after")

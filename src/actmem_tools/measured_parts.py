@@ -37,9 +37,15 @@ def measure_parts(parts: Sequence[ModelPart], actions: Iterable[tuple[str, int, 
 
 
 def run_part(part: ModelPart) -> Tensor:
-    """Run a model chunk's forward pass on random input, and the loss on random targets if it has the last layer.
+    """Run one microbatch of random values through a model chunk of a pipeline rank.
 
-    Returns: the chunk's output, or the loss.
+    So the rank can be measured without the others.  The input is token ids if the chunk has the embedding; otherwise it
+    is activations, in place of those that the stage before would send.
+
+    Args:
+        part: the chunk.
+
+    Returns: the chunk's output; or, if it has the last layer, the loss on random targets.
     """
     sizes = part.shape.micro_batch_size, part.shape.seq_length
     ids = lambda: torch.randint(0, part.shape.vocab_size, sizes)  # noqa: E731

@@ -38,7 +38,15 @@ _NO_CUDA = (
 
 
 def main(argv: list[str]) -> int:
-    """Run ``actmem record``.  Returns the exit code: 0, or 2 after one line of error on bad input."""
+    """Run ``actmem record``: run the user's model, and list the tensors that its forward pass saves for backward.
+
+    With --step it also finds the peak memory of a training step.
+
+    Args:
+        argv: what follows ``actmem record``: the function that makes the model, as ``file.py:factory``, and options.
+
+    Returns: the exit code: 0, or 2 after one line of error on bad input.
+    """
     return _parser().run(argv, _run)
 
 

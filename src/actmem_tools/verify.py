@@ -52,7 +52,8 @@ def verify_plan(model: PlannedModel, plan: Plan) -> Comparison:
         model: what the plan trains.
         plan: the plan.
 
-    Returns: predicted and counted bytes of each line of the bill's ``COUNTED_PARTS``.
+    Returns: predicted and counted bytes of each line of the bill that is a weight, a gradient, an optimizer state, an
+        activation, or of the logits and the loss.
 
     Raises: ConfigError if this library has no layer or no optimizer to run the plan with.
     """

@@ -49,8 +49,13 @@ def forward_matmuls(shape: ModelShape, global_batch_size: int) -> dict[str, int]
 def hardware_flops(shape: ModelShape, global_batch_size: int, recompute: Recompute | str = "none") -> int:
     """Return the FLOPs that the devices run in one iteration: forward, twice as many in backward, and recomputation.
 
-    Backward does not read the output of a recomputed region's last matmul. So a mode that stops early doesn't run that
-    matmul again; the text of the paper counts it.
+    Backward does not read the output of a recomputed region's last matmul. So "selective" and "full" stop before they
+    run it again. "paper-selective" and "paper-full" run it and count it, as the paper's text does.
+
+    Args:
+        global_batch_size: sequences of one iteration.
+        recompute: a mode of recomputation, or its name.
+
     Source: 2205.05198 section 5.
     """
     recomputed = PAPER_LAYER.recomputed_matmuls(recompute)
@@ -87,10 +92,14 @@ def text_selective(shape: ModelShape, global_batch_size: int) -> int:
 
 
 def layer_overhead(shape: ModelShape, recompute: Recompute | str) -> Fraction:
-    """Return the FLOPs that a mode adds to one layer, as a share of the layer's own 72Bsh² + 12Bs²h.
+    """Return what recomputation adds to one layer: its FLOPs divided by the layer's own 72Bsh² + 12Bs²h.
 
-    For selective and elementwise it is 2s/(72h + 12s), for paper-selective 4s/(72h + 12s), for full (16h + 4s)/(72h +
-    12s), for paper-full 1/3.
+    Args:
+        recompute: a mode of recomputation, or its name. "paper-selective" and "paper-full" recompute a region to its
+            end, as the paper counts it; "selective" and "full" stop before its last matmul.
+
+    Returns: 2s/(72h + 12s) for "selective" and "elementwise", 4s/(72h + 12s) for "paper-selective",
+        (16h + 4s)/(72h + 12s) for "full", 1/3 for "paper-full".
     """
     matmuls = layer_matmuls(shape)
     recomputed = sum(matmuls[name] for name in PAPER_LAYER.recomputed_matmuls(recompute))

@@ -37,6 +37,8 @@ def one_forward_one_backward(pipeline_parallel_size: int, num_microbatches: int)
     """Make the 1F1B schedule: rank r runs p − r − 1 forwards first, then alternates one forward and one backward.
 
     With fewer microbatches than p − r − 1, rank r runs all its forwards first.
+
+    Returns: for each rank the list of its Actions, in the order in which it runs them.
     Source: 2205.05198 section 4.2.3.
     """
     p, n = pipeline_parallel_size, num_microbatches
@@ -67,6 +69,7 @@ def interleaved(
         short_warmup: run only (p − r − 1) + (m − 1)g forwards first. A rank then holds fewer microbatches, and the step
             takes as long if sends take no time.
 
+    Returns: for each rank the list of its Actions, in the order in which it runs them.
     Raises: ConfigError if g does not divide num_microbatches.
     Source: 2205.05198 section 4.2.3, and 2104.04473 for the order.
     """

@@ -16,7 +16,9 @@ STORAGE_KINDS = (
 
 @dataclass(frozen=True)
 class SavedTensor:
-    """A row of a ledger or a bill: one tensor, its bytes, and which module and operation saved it first.
+    """One tensor, its bytes, and which module and operation saved it first.
+
+    It is a row of a Ledger (what is saved for backward) or of a StepBill (what is alive at a training step's peak).
 
     Attributes:
         module: name of the innermost module that was running; "" for the root.

@@ -41,7 +41,11 @@ class Sizes(Protocol):
 
 
 class LedgerMismatch(RuntimeError):
-    """The ledger and the census disagree: something stays alive that saved-tensor hooks don't see."""
+    """Two counts of a layer's saved bytes disagree: something stays alive that saved-tensor hooks don't see.
+
+    One count is the ledger's, which sums what these hooks see. The other is ``census``, which sums the storages that
+    the forward pass leaves alive.
+    """
 
 
 def layer_input(shape: Sizes, tp: TensorParallel, device: str, dtype: torch.dtype) -> Tensor:
@@ -100,21 +104,23 @@ def measure_layer(
         tp: the ranks that share the layer; every one of them must call this.
         recompute: the layer's mode of recomputation.
 
-    Returns: the ledger's rows, with the formulas' names.
-    Raises: LedgerMismatch if the census counts other bytes in all.
+    Returns: a Row for each saved tensor, with the name that the formulas give it.
+    Raises: LedgerMismatch if the rows' total isn't the bytes that the forward pass leaves alive (``census``).
     """
     layer = TransformerLayer(shape, tp, recompute=recompute, device=device, dtype=dtype)
     return confirmed_rows(layer, partial(layer_input, shape, tp, device, dtype))
 
 
 def confirmed_rows(layer: nn.Module, make_input: Callable[[], Tensor]) -> list[Row]:
-    """Measure what a layer saves for backward with the ledger, and check the total with the census.
+    """Measure what a layer saves for backward, by two ways of counting that must agree.
+
+    The ledger lists the saved tensors one by one. ``census`` counts the bytes that the forward pass leaves alive.
 
     Args:
         make_input: makes an input for the layer; it is called twice, once for each count.
 
-    Returns: the ledger's rows, with the formulas' names.
-    Raises: LedgerMismatch if the two counts disagree.
+    Returns: a Row for each saved tensor, with the name that the formulas give it.
+    Raises: LedgerMismatch if the two totals disagree.
     """
     rows = layer_rows_of(layer, make_input())
     if (counted := census(layer, make_input)) != total(rows):

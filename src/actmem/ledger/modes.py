@@ -30,9 +30,11 @@ _SUMS = (torch.ops.aten.add.Tensor, 0), (torch.ops.aten.add_.Tensor, 1)
 
 
 class StepMode(DispatchMode):
-    """A TorchDispatchMode that adds up gradients in place, as torch does without a mode.
+    """A TorchDispatchMode for measuring memory, under which a backward takes as much memory as without a mode.
 
-    A subclass's ``__torch_dispatch__`` must call ``real_operation(func, args)`` instead of ``func``.
+    If a tensor has two gradients, autograd adds the second into the first's memory, but not while a dispatch mode is
+    on: then it makes a third tensor. This mode recognises such sums and runs them in place. For that, a subclass's
+    ``__torch_dispatch__`` must run ``real_operation(func, args)`` in place of ``func``.
 
     Attributes:
         held: storages into which no sum may be written, because something that the mode doesn't see holds them.
@@ -116,11 +118,13 @@ def nodes_from(begins: Iterable[Any]) -> Iterator[Any]:
 
 
 def stays_as_gradient(args: tuple) -> bool:
-    """Return whether autograd would take a new gradient itself, not a copy, as a weight's first ``.grad``.
+    """Return whether a weight's new gradient would become its ``.grad`` itself, or (False) be copied for that.
+
+    It answers for a weight whose ``.grad`` is None, but looks at one that has a ``.grad`` already: only there does a
+    dispatch mode see an operation, the addition of the two.
 
     Args:
-        args: the arguments of the addition that autograd runs for a weight that has a gradient already: that gradient,
-            and the new one.
+        args: the two arguments of this addition: the weight's ``.grad`` and the new gradient.
     """
     holders, weight = _holders(args[1]), args[0]
     kept_layout = weight.stride() if _is_dense(weight) else torch.empty(weight.shape, device="meta").stride()

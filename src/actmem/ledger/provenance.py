@@ -54,7 +54,10 @@ _STATE_BYTES = (5056, 16)
 
 @dataclass
 class Scores:
-    """What could be attention's scores: a matmul of two activations, and all results of its size computed from it.
+    """A candidate for attention's scores QKᵀ in a model that doesn't say where its attention is.
+
+    It is shared by the result of a matmul of two activations and by all results of the same size computed from that. If
+    it proves to be scores, the ledger lists their tensors as "attention scores": a fused kernel would not save them.
 
     Attributes:
         normalized: a softmax was applied to them.
@@ -140,7 +143,10 @@ class ProvenanceTracker(QuietDispatchMode):
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """While the block runs, note what operations make, what autograd saves, and what other hooks keep."""
+        """While the block runs, note what operations make, and what autograd saves.
+
+        Also noted is what saved-tensor hooks of the user or of a library put in place of a saved tensor.
+        """
         with noting_states(self._note_state), self.tracker, self, self._noting_saved() as hooks_off:
             with replaced(saved_tensors_hooks, "__enter__", self._noting_packed):
                 yield

@@ -72,9 +72,9 @@ class RunningModules:
         self._running.append((part, part_name, node_running()))
 
     def leave(self, part: nn.Module) -> None:
-        """Note that the forward pass of ``part`` has ended.
+        """Note that the forward pass of ``part`` has ended: take it, and all that is above it, off the stack.
 
-        Modules whose forward began before the tracking are not on the stack; their end changes nothing else.
+        A module that is not on the stack was running before the tracking began; then the stack is emptied.
         """
         while self._running and self._running.pop()[0] is not part:
             pass
@@ -228,7 +228,10 @@ def kept_as(op: str, argument: str) -> str:
 
 
 def in_checkpoint(frame: FrameType | None) -> bool:
-    """Return whether one of torch's checkpoints is running: whether the frame or one of its callers is in its file."""
+    """Return whether one of torch's checkpoints is running.
+
+    This is so if ``frame`` or one of its callers runs code of ``torch/utils/checkpoint.py``.
+    """
     while frame is not None:
         if frame.f_code.co_filename == torch.utils.checkpoint.__file__:
             return True

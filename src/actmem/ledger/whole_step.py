@@ -197,7 +197,7 @@ class StorageLife:
     is_output: bool = False
 
     def bill_line(self) -> SavedTensor:
-        """Return the storage's row for the bill, with the bytes that the storage had at first."""
+        """Return the storage's row for the step's bill; its ``bytes`` are the storage's size when it was first seen."""
         kind, module, op, argument = _named(self)
         return SavedTensor(module, op, argument, self.origin.shape, self.origin.dtype, self.sizes[0][1], "", kind)
 
@@ -282,9 +282,13 @@ class StepHistory:
         self.label_storages(batch, "input", "", "input")
 
     def classify(self, provenance: ProvenanceTracker) -> None:
-        """Set ``kind`` and ``is_output`` of the storages that are alive, from their provenance.
+        """Set ``kind`` and ``is_output`` in the StorageLife of each storage that is alive now.
 
-        Only copies and constants get a kind. It can't be found later, because that needs the storage itself.
+        Call it while the storages live: once one is freed, its kind can't be found.
+
+        Args:
+            provenance: knows where each storage comes from. Only copies and constants get a kind from it; for all
+                others ``kind`` stays "".
         """
         for storage, number in list(self.lifetimes.numbers.items()):
             life = self.lives[number]

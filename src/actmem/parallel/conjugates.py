@@ -55,7 +55,8 @@ def g_bar(x: Tensor, tp: TensorParallel) -> Tensor:
 def f_or_g(x: Tensor, tp: TensorParallel) -> Tensor:
     """Enter a tensor-parallel block: g under sequence parallelism, else f.
 
-    A column-parallel linear calls it only with ``keep_gathered_input``; otherwise the linear gathers its input itself.
+    A column-parallel linear calls it only if ``tp.keep_gathered_input`` is set, and then saves the gathered input.
+    Otherwise the linear gathers its input itself, saves its own shard, and gathers again in backward.
     """
     return g(x, tp) if tp.sequence_parallel else f(x, tp)
 

@@ -66,8 +66,9 @@ class DropoutMask(nn.Module):
             on a CPU one 64-bit draw then decides four elements, which is several times faster than four draws.
         generator: what to draw from; None: torch's default generator.
 
-    Args of ``forward``: a tensor of the mask's shape (only its shape and device are read), and a name for the mask in
-        ``terms``. If ``terms`` drops the mask, backward draws it again.
+    Args of ``forward``: ``like``, a tensor with the mask's shape and device, whose values aren't read; ``terms``, the
+        NamedForward of the layer's forward pass, which says which tensors are not saved; ``term``, the mask's name in
+        it. If that name is dropped, backward draws the mask again.
     Returns: a Mask.
     Saves: 1 byte an element. For p = 0 and after ``eval()`` it draws and saves nothing.
     Raises: ConfigError unless 0 <= p < 1, and on a GPU if a mask is dropped that came from torch's default generator.
@@ -144,7 +145,8 @@ class Mask:
         """Return ``x`` with the masked elements set to 0 and the others scaled by 1/(1−p).
 
         Args:
-            term: the result's name in ``terms``.
+            terms: the NamedForward of the layer's forward pass, which says which tensors are not saved.
+            term: the result's name in it.
 
         Raises: RuntimeError the second time: draw another mask for another tensor.
         """

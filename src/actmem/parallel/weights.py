@@ -33,9 +33,9 @@ def fresh_seed(generator: torch.Generator | None = None) -> int:
 
 
 def child_seed(seed: int, *name: str | int) -> int:
-    """Return the seed for a module's part called ``name``: a hash of the module's seed and the name, of 56 bits.
+    """Return the seed for a module's part called ``name``: a hash of 56 bits of the module's seed and the name.
 
-    Other names get seeds that have nothing to do with it. A CPU's generator uses 32 of the bits.
+    So each part draws its own numbers, whatever else was drawn before. A CPU's generator uses 32 of the bits.
     """
     return int.from_bytes(hashlib.blake2b(repr((seed, *name)).encode(), digest_size=7).digest(), "big")
 

@@ -33,9 +33,9 @@ def gpu_bytes(model: PaperModel, method: str = BASELINE_METHOD) -> dict[str, int
 
     Args:
         model: A model of the paper.
-        method: A key of METHODS.
+        method: A row of the paper's table 2 by its name, such as "tensor+sequence" (the keys of METHODS).
 
-    Returns: bytes by part; the parts are PARTS_OF_GPU.
+    Returns: the bytes of "parameters", "gradients and optimizer" and "activations".
     """
     row = METHODS[method]
     parallel = replace(model.parallel, sequence_parallel=row.sequence_parallel)

@@ -128,10 +128,10 @@ def lines_over_t(
 
 
 def saved_coefficient(order: str, tensor_parallel_size: int) -> Fraction:
-    """Return the bytes that the MLP's two linears and GeLU save on each rank, in multiples of sbh (16 bits).
+    """Return c, if the MLP's two linears and GeLU save c · sbh bytes on each rank with activations in 16 bits.
 
-    With columns first that is 2 for the unsharded input, 8/t for GeLU's input and 8/t for the second linear's input.
-    With rows first it is 2/t + 16: the first input is sharded, but GeLU needs the sum over all ranks, so its input and
+    With columns first c is 2 + 8/t + 8/t: for the unsharded input, GeLU's input and the second linear's input.
+    With rows first c is 2/t + 16: the first input is sharded, but GeLU needs the sum over all ranks, so its input and
     its output are not.
 
     Args:

@@ -16,12 +16,12 @@ from actmem_course.others.ring import RingState, ring
 
 
 def saved_lines(shape: ModelShape, tensor_parallel_size: int, with_sequence_parallelism: bool) -> Drawing:
-    """Draw what a layer saves on one rank over t, with tensor parallelism alone and if asked also with both.
+    """Draw the bytes that a layer saves on one rank, over t: a line for tensor parallelism, and if asked a second.
 
     Args:
         shape: The layer.
         tensor_parallel_size: The t that the reader has chosen; its points are larger.
-        with_sequence_parallelism: Whether to add the line of tensor + sequence parallelism.
+        with_sequence_parallelism: Whether to add the second line, for tensor and sequence parallelism together.
     """
     t, ts = tensor_parallel_size, sizes_of_t(shape)
     curves = [Curve("TP", {size: eq2(shape, size) for size in ts}, COMPARED, "dash")]

@@ -94,12 +94,16 @@ def training_step(shape: ModelShape, moment: int, recompute: str = "none") -> li
 
 
 def memory_ladder(seq_length: int, tensor_parallel_size: int) -> Drawing:
-    """Draw figure 7 of the paper: the bytes saved in each configuration of table 2, for the four models.
+    """Draw figure 7 of the paper: what a layer saves with each combination of methods, for the paper's four models.
 
     Bytes are in percent of those with tensor parallelism alone.
 
+    Args:
+        seq_length: s, in place of the models' own.
+        tensor_parallel_size: t, in place of the models' own.
+
     Raises:
-        ConfigError: t ranks can't share one of the models.
+        ConfigError: t ranks can't share a layer of one of the models.
     """
     rows = {row.name: row for row in TABLE2}
     shapes = {name: model.shape.with_sizes(seq_length=seq_length) for name, model in PAPER_MODELS.items()}

@@ -42,17 +42,33 @@ def blocks_of(shape: LlamaShape, code: str) -> list[Block]:
 
 
 def saved_bytes(shape: LlamaShape, code: str) -> int:
-    """Return the bytes that one layer saves for backward; ``code`` is WRITTEN or CHANGED."""
+    """Return the bytes that one Llama layer saves for backward in 16 bits.
+
+    Args:
+        shape: The layer.
+        code: The version of its code: WRITTEN (plain operators), or CHANGED (three changes that save memory).
+    """
     return sum(block.on_device for block in blocks_of(shape, code))
 
 
 def code_picture(shape: LlamaShape, code: str) -> Drawing:
-    """Draw the tensors that one layer saves; ``code`` is WRITTEN or CHANGED."""
+    """Draw the tensors that one Llama layer saves for backward.
+
+    Args:
+        shape: The layer.
+        code: The version of its code: WRITTEN (plain operators), or CHANGED (three changes that save memory).
+    """
     return block_picture(blocks_of(shape, code), f"One layer {code} saves {size_text(saved_bytes(shape, code))}")
 
 
 def code_bars(shape: LlamaShape, shown: str = CHANGED) -> Drawing:
-    """Draw the bytes that all layers save in plain operators; if ``shown`` is CHANGED, also with the three changes."""
+    """Draw two bars: the bytes that all layers of a Llama save in each of the two versions of its code.
+
+    Args:
+        shape: The model.
+        shown: WRITTEN (plain operators) leaves the second bar empty; CHANGED (norms, K and V, and the MLP changed so
+            that they save less) fills it.
+    """
     codes = (WRITTEN, CHANGED) if shown == CHANGED else (WRITTEN,)
     saved = {code: shape.num_layers * saved_bytes(shape, code) for code in codes}
     return bar_chart(

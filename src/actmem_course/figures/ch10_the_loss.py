@@ -85,7 +85,7 @@ def loss_timeline(bill: StepBill, vocab_size: int, of: str) -> Drawing:
     """Draw the bytes alive over a step of the output layer and the loss: logits, their gradients and the rest.
 
     Args:
-        bill: What ``watch_step`` measured in that step.
+        bill: The record of the step that ``watch_step`` made: every tensor, when it was alive, and its bytes.
         vocab_size: Size of the vocabulary, by which tensors of logits are recognized.
         of: Name of the loss, for the title.
     """

@@ -43,7 +43,7 @@ def frozen_layer(shape: LlamaShape, weights: str) -> Drawing:
 
     Args:
         shape: The layer.
-        weights: Which weights train, a key of UNREAD.
+        weights: Which weights train, a key of UNREAD: "all train", "adapters on q and v" or "all frozen".
     """
     return layer_picture(shape, not_saved=UNREAD[weights])
 

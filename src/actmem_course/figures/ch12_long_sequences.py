@@ -29,7 +29,10 @@ _FILLS = {
 
 
 def cost(step: LongStep) -> str:
-    """Say in a few words what a step costs: bytes copied to the host, bytes sent to other GPUs, or FLOPs."""
+    """Say in a few words what one of ``long_steps``, such as offloading, costs in each training step.
+
+    Returns: the first that isn't 0 of bytes copied to the host, bytes sent to other GPUs, and FLOPs: "+33% FLOPs".
+    """
     if step.copied_bytes:
         return f"copies {size_text(step.copied_bytes)}"
     if step.sent_bytes:
@@ -38,11 +41,13 @@ def cost(step: LongStep) -> str:
 
 
 def long_bars(shape: LlamaShape, c: int = 8) -> Drawing:
-    """Draw the peak memory after each step towards longer sequences, with the step's cost and where it comes from.
+    """Draw the peak memory after each method of ``long_steps`` (recompute, offload, …) is added to those before it.
+
+    The text after a bar is the method's cost; its hover text names the paper or issue that asks for the method.
 
     Args:
         shape: The model.
-        c: How many context-parallel ranks the last step uses.
+        c: How many context-parallel ranks the last method uses.
     """
     steps = {step.name: step for step in long_steps(shape, c)}
     first, *_, on_one, _ = steps.values()

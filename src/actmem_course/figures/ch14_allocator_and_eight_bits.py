@@ -84,7 +84,9 @@ def memory_map(moment: int, segments: str = _PLAIN, order: str = "shortest first
     """Draw the allocator's segments one below the other, each with its blocks: those in use, and free ones.
 
     Args:
-        moment, segments, order: As in ``memory_after``.
+        moment: After how many allocations and frees, one of EVENTS_PLAYED.
+        segments: The allocator's kind of segments: "plain" or "expandable".
+        order: The order of the batches, a key of ORDERS: "shortest first" or "longest first".
     """
     memory, live = memory_after(moment, segments, order)
     batch, way = _STEPS[moment - 1]

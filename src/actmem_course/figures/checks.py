@@ -162,7 +162,12 @@ class Checks:
         self._comparisons.append(Comparison(what, pairs, unit, sides, are_parts))
 
     def add_rows(self, what: str, predicted: Iterable[Row], counted: Iterable[Row]) -> None:
-        """Add a comparison of rows, term by term. A term that only one side has counts as 0 on the other."""
+        """Compare the bytes of saved tensors, name by name.
+
+        Args:
+            what: What is compared, in words.
+            predicted, counted: Tensors with their bytes. One that only one side has counts as 0 on the other.
+        """
         left, right = by_term(predicted), by_term(counted)
         pairs = [(left.get(term, 0), right.get(term, 0)) for term in {**left, **right}]
         self.add(what, [pair for pair in pairs if any(pair)], are_parts=True)

@@ -26,7 +26,8 @@ class Control:
         values: The values to choose from; or a function that returns them, whose arguments are named as earlier
             controls and get their values.
         start: The first value shown.
-        look: RANGE, STOPS_ONLY, BUTTONS or PLAY.
+        look: RANGE (a slider over evenly spaced numbers), STOPS_ONLY (one that stops at ``values``), BUTTONS, or PLAY
+            (a slider that can move by itself).
     """
 
     label: str
@@ -91,7 +92,14 @@ def choice(meaning: str, names: Sequence, start: Any) -> Control:
 
 
 def fitted(controls: Mapping[str, Control], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Return for each control, by name, the value that it offers and that is nearest to the one wanted."""
+    """Choose a value of each control: the wanted one, or the nearest that the control offers.
+
+    Args:
+        controls: The controls by name; what one offers may depend on the values of those before it.
+        wanted: The value that each should have, by the control's name.
+
+    Returns: the value chosen, by the control's name.
+    """
     values: dict[str, Any] = {}
     for name, control in controls.items():
         options = control.options(values)

@@ -33,14 +33,16 @@ Result = Mapping[str, Any]
 
 
 def newest(step: str, folder: Path = RESULTS) -> Result:
-    """Load the newest file of results that has a step of measure_gpu.py.
+    """Load the newest results file of labs/measure_gpu.py in which a given measurement was made.
 
     Args:
-        step: The step, such as "wall".
+        step: The measurement, a key of the file, such as "wall".
         folder: Where the files are.
 
+    Returns: the whole file, as a dict.
+
     Raises:
-        FileNotFoundError: No file has this step.
+        FileNotFoundError: No file has this measurement.
     """
     results = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
     # Of the wall its curve is drawn too: a run that was killed, or one on a small GPU, may have none.
@@ -124,7 +126,11 @@ def _outcome(row: dict, without_limit: dict | None) -> str:
 
 
 def wall_remainder(result: Result) -> Fold:
-    """Say how much more memory was measured than predicted, and fold out what the difference consists of."""
+    """Say how far the 22B model's measured peaks are above the predicted ones, and fold out what makes the difference.
+
+    Args:
+        result: A results file with the measurement "wall": one step of the model with each combination of methods.
+    """
     rows = [row for row in result["wall"] if row["peak_bytes"]]
     shares = [row["peak_bytes"] / row["predicted_bytes"] - 1 for row in rows]
     rest = {
@@ -146,7 +152,11 @@ def wall_remainder(result: Result) -> Fold:
 
 
 def step_curve(result: Result) -> Drawing:
-    """Draw the bytes allocated over one training step, forward and backward."""
+    """Draw the bytes allocated on the GPU over one training step of the 22B model, in milliseconds since its start.
+
+    Args:
+        result: A results file with the measurement "wall", of which one row has the curve.
+    """
     row = next(row for row in result["wall"] if row.get("curve"))
     times, sizes = zip(*row["curve"])
     static, peak, end = row["static_bytes"], row["peak_bytes"], times[-1]

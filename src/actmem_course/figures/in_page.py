@@ -108,7 +108,7 @@ class LiveCell:
         }
 
     def stored(self) -> dict:
-        """Return the states that a page can show before its Python has started.
+        """Return the states that a page of the site can show while the Python that runs in the browser still loads.
 
         Returns:
             ``state``: the first state.
@@ -142,9 +142,9 @@ class LiveCell:
         """Return the next state, after the reader has answered or moved a control.
 
         Args:
-            asked: A dict from the page: with the key ``answer``; or with a ``control``, by name, and the ``place`` of
-                its new option. If it has ``ahead``, the page only prefetches: the state after that move is returned,
-                and the cell stays as it is.
+            asked: A dict from the page. After an answer it has the key ``answer``. After a move it has ``control``, the
+                control's name, and ``place``, the index of its new option. If ``ahead`` is also there and true, the
+                reader hasn't moved yet: the state after that move is returned, and the cell stays as it is.
 
         Returns:
             The state; after a move also a ``message``, which says why the move can't be drawn, or "".
@@ -199,7 +199,9 @@ def run_cell(code: str) -> LiveCell:
 
 
 class Page:
-    """The interactive cells of one page of the site. Each is run when the page first asks for it.
+    """The interactive cells of one page of the site, for the Python that runs in the reader's browser.
+
+    A cell's code is run when the page's script first sends a message about it.
 
     Args:
         cells: JSON: the code of each cell by the cell's name.

@@ -34,7 +34,12 @@ def script(*files: str) -> str:
 
 
 class Carried(anywidget.AnyWidget):
-    """A widget with values that the kernel can change while the widget is on screen: anything that JSON can hold."""
+    """A base class of widgets whose values the kernel can still change when the widget is on screen (``carry``).
+
+    Args:
+        carried: The first values by name, anything that JSON can hold; the widget's script reads them.
+        traits: Further traits of the widget.
+    """
 
     carrier = traitlets.Instance(ipywidgets.HTML).tag(sync=True, **ipywidgets.widget_serialization)
 
@@ -61,7 +66,10 @@ class PlotlyScript(anywidget.AnyWidget):
 
     @classmethod
     def send(cls) -> PlotlyScript:
-        """Return this kernel's PlotlyScript; make it if there is none yet or if it was closed."""
+        """Make sure that pages can get plotly.js from this kernel: make its PlotlyScript unless there is an open one.
+
+        Returns: the kernel's PlotlyScript.
+        """
         if cls._sent is None or cls._sent.comm is None:
             import plotly
 
@@ -103,7 +111,10 @@ class Widget(Carried):
 
 
 def widget_bundle(shown: LiveCell) -> dict:
-    """Return what a notebook displays for a LiveCell, by MIME type; when the site is built, with its figures' data."""
+    """Return what a notebook displays for a LiveCell, by MIME type: a widget and a text.
+
+    While the site is built there is a third entry: the figures as plotly's data, from which pictures are drawn.
+    """
     bundle: dict[str, Any] = mime_bundle(Widget(shown), repr(shown))
     if os.environ.get(PICTURES):
         drawings = shown.moves.drawings

@@ -31,9 +31,10 @@ _LEFT, _ROW, _BAND, _HIGH, _AIR = 1.3, 1.15, 3.9, 0.8, 0.12
 
 
 def operators(names: Sequence[str], shape: ModelShape) -> Drawing:
-    """Draw operators on two ranks, one operator below the other.
+    """Draw some of the paper's operators f, f̄, g and ḡ: what each makes of the tensors of two ranks.
 
-    The forward pass goes to the right, the backward pass beside it to the left.
+    There is a row for each operator. Its left half is the forward pass, with arrows to the right; its right half is the
+    backward pass, with arrows to the left.
 
     Args:
         names: The operators, keys of FORWARD_COLLECTIVE.

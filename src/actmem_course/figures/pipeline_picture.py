@@ -26,7 +26,10 @@ _NUMBER, _AFTER = 0.3, 0.1
 
 
 def pipeline_moments(parallel: Parallel, num_microbatches: int) -> range:
-    """Return the moments of a step that ``pipeline_picture`` can draw; their unit is one forward pass of a chunk."""
+    """Return the times from 0 to the end of a training step, which ``pipeline_picture`` takes as ``moment``.
+
+    They are whole numbers; their unit is the duration of one chunk's forward pass.
+    """
     return range(max(span.end for span in _spans(parallel, num_microbatches)) + 1)
 
 

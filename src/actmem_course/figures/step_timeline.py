@@ -37,8 +37,8 @@ def step_timeline(
     """Draw the bytes alive after each operation of a training step as stacked areas, with phases and the peak marked.
 
     Args:
-        bill: What ``watch_step`` measured in the step.
-        of: What the step trains, for the title.
+        bill: The record of the step that ``watch_step`` made: every tensor, when it was alive, and its bytes.
+        of: What the step trains, in words for the title.
         parts: The areas from the bottom, by name, each with its fill; by default one for each kind of tensor.
         part_of: Returns the name of the area to which a tensor belongs, or ``"everything else"``.
     """

@@ -37,7 +37,12 @@ TERMS = {line.pop("term"): Term(**line) for line in table_rows("terms.tsv", __pa
 
 
 def term_of(row: Row) -> Term:
-    """Return the ``Term`` of a row's tensor; for a row that the paper leaves out, one made of the row's own reason."""
+    """Return what terms.tsv says about a saved tensor: its kind, how it is sharded, and why backward needs it.
+
+    Args:
+        row: The saved tensor. If the paper leaves it out, it isn't in terms.tsv: a ``Term`` of kind "extra" is made,
+            whose ``why`` is the row's reason why the paper leaves it out.
+    """
     return TERMS.get(row.term) or Term("extra", why=row.extra)
 
 

@@ -42,7 +42,10 @@ Advice = Mapping[str, str | Fault]
 
 
 class CaseRun:
-    """One run of a case on one rank; ``run["f"]`` is function f of the file that is judged.
+    """One run of a case (the function that tests an exercise) on one rank.
+
+    The case calls functions of the judged file (``run["f"]`` is its function f) and records what it observes.
+    Observations of the learner's file are compared later with those of our solution.
 
     Random tensors depend only on the group and on how many were drawn before.  So each rank can compute the tensors of
     the other ranks, and expected values need no collective.
@@ -121,10 +124,12 @@ class CaseRun:
 
     @contextmanager
     def unwritten(self, **tensors: Tensor) -> Iterator[None]:
-        """Make a context that raises Wrong at its end if code in it has changed a tensor of its caller in place.
+        """Make a context that raises Wrong at its end if the learner's code has changed a tensor in place.
+
+        It watches the tensors that are passed in the context to functions of the judged file.
 
         Args:
-            tensors: the tensors to watch, by name.  Arguments of functions of the judged file are watched too.
+            tensors: further tensors to watch, by name.
         """
         self._given = self._given or []
         self._note(tensors)
@@ -135,7 +140,10 @@ class CaseRun:
                     raise Wrong(f"{name} is changed in place", "work on a copy", "it belongs to the caller")
 
     def watching(self) -> AbstractContextManager[Watch]:
-        """Make a context that records the collectives that run in it.  At its end all ranks wait for each other."""
+        """Make a context that records the collectives that run in it.  At its end all ranks wait for each other.
+
+        Yields: an object whose ``collectives`` is their list.
+        """
         return self.side.watching(self.members if self.group_name else None)
 
     def gather(self, value: object) -> list:
@@ -169,10 +177,10 @@ class CaseRun:
         return self.same(*sizes).chunk(self.t, dim)[self.rank].contiguous()
 
     def see(self, seen: Observation) -> None:
-        """Record an observation.
+        """Record an observation: a value that the case measured, to be compared with our solution's later.
 
-        Raises: Unlike if this run has a ``reference`` that observed something else, or nothing, under this name. For
-            costs, where less is right too, it never raises.
+        Raises: Unlike if this run has a ``reference`` whose observation of the same name has another value or is
+            missing.  For costs (bytes, collectives), where less is right too, it never raises.
         """
         self.seen[seen.name] = seen
         if self.reference is not None and seen.tells_apart and not seen.same_as(self.reference.get(seen.name)):
@@ -204,14 +212,14 @@ class CaseRun:
     def see_tensor(
         self, name: str, found: Any, advice: str | Fault = "", kind: type[TensorSeen] = TensorSeen, **more: Any
     ) -> None:
-        """Record a tensor.
+        """Record a tensor, to be compared with our solution's.
 
         Args:
             name: what it is, in the words of a message.
-            found: the tensor that the function returned or left behind.
-            advice: if it is wrong, what to tell the learner: a repair, or a fault with repair and cause.
-            kind: the class of observation, which decides how close to our solution's tensor it must be.
-            more: further fields of ``kind``.
+            found: the tensor that the function returned or left behind, such as a .grad.
+            advice: what to tell the learner if it is wrong: a text says what to do; a ``Fault`` also has a cause.
+            kind: ``TensorSeen`` or a subclass, which decides how close to our solution's tensor it must be.
+            more: further fields of that class, by name.
 
         Raises: Wrong if ``found`` is no tensor.
         """
@@ -353,8 +361,8 @@ class CaseRun:
             kind: the class of observation for the gradients, which decides how close to our solution's they must be.
             others: further tensors that exist before and don't count.
 
-        Returns: under "forward" and "backward", the largest tensors that the pass allocated, and the most bytes of
-            them that were alive at once.
+        Returns: for "forward" and for "backward" a ``Largest``: the largest tensor that the pass allocated, and the
+            most bytes alive at once.
         """
         leaves = [x.detach().clone().requires_grad_() for x in tensors.values()]
         file = self.functions.get("__file__", "")
@@ -516,7 +524,11 @@ def check_waited(*seen: Watch) -> None:
 
 
 def gives_no_gradient(backward: Watch) -> str:
-    """Return the likely reason, in words, why an input's gradient is None after this backward pass."""
+    """Return the likely reason, in words, why an input's gradient is None after a backward pass.
+
+    Args:
+        backward: the collectives that the pass ran.
+    """
     why = "backward returns None for it, or it is detached on the way, by .detach() or by nn.Parameter(…)"
     if not backward.collectives:
         return why

@@ -212,10 +212,14 @@ def result_of(seen: Watch) -> str:
 
 
 def assigned(seen: Watch) -> str:
-    """Return advice for a pass that ran a collective and then gave None: torch's collectives return None.
+    """Return a hint for a pass that ran a collective and whose result is None.
+
+    The learner has probably written ``x = dist.all_reduce(x)``, but torch's collectives return None.
 
     Args:
-        seen: the collectives that the pass ran.
+        seen: the collectives that the pass ran; the hint names the last one.
+
+    Returns: a question and its reason: "was the result of dist.all_reduce assigned? …".
     """
     name = f"dist.{seen.collectives[-1].kind.replace('-', '_')}"
     return f"was the result of {name} assigned? It writes into the tensor that it is given, and returns None"

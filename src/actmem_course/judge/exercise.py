@@ -62,7 +62,7 @@ class Lab:
         exercises: its exercises in order.
         one_process: whether it needs no ranks and no process groups.
         fewest_virtual: the fewest virtual ranks on which it can be judged; on fewer, some mistake has no effect.
-        mistakes: the stated mistakes by the exercise's number, the likelier first.
+        mistakes: the mistakes that we expect and the judge can name, by the exercise's number, the likelier first.
     """
 
     name: str

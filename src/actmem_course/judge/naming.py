@@ -79,13 +79,14 @@ class ExerciseJudge:
         return RunOutcome([run.seen if run else {} for run in runs], errors, remark)
 
     def diagnosis(self, learners: RunOutcome, group: str) -> tuple[Fault | None, Mistake | None]:
-        """Compare the learner's run with that of our solution.
+        """Find out what is wrong with the learner's run, by comparison with that of our solution.
 
         Args:
-            learners: the learner's run on this group.
-            group: the group's name.
+            learners: the learner's run of the case on this group.
+            group: the group's name, one of ``groups()``.
 
-        Returns: what is wrong, or None if nothing differs; and the stated mistake that explains it, or None.
+        Returns: the fault, or None if every observation is right; and the stated mistake (one that we expect, and can
+            make in our solution) that explains the run, or None.
         """
         # A run that saw nothing, only raised, has nothing that could be compared with ours.
         ours = self.ours(group) if any(learners.seen) else learners
@@ -105,7 +106,7 @@ class ExerciseJudge:
     def matching_mistakes(
         self, learners: RunOutcome, wrong: Sequence[str], group: str
     ) -> tuple[Mistake | None, Mistake | None]:
-        """Find the stated mistake that gives the same observations as the learner's answer.
+        """Find the mistake that the learner probably made: apply each stated mistake to our solution, and run the case.
 
         Args:
             learners: the learner's run.
@@ -113,8 +114,9 @@ class ExerciseJudge:
                 the run only raised an exception.
             group: the group of that run, one of ``groups()``.
 
-        Returns: two items.  If a mistake gives the same run, the first such mistake, and None.  Else None, and the
-            first mistake that gives the same wrong value of ``wrong[0]`` (or None).
+        Returns: (mistake, None) with the first mistake whose run has the same observations and errors as the learner's,
+            or the same wrong costs if only costs are wrong.  If there is none: (None, mistake) with the first one that
+            gives the same wrong value of ``wrong[0]``; else (None, None).
         """
         first_match: Mistake | None = None
         solution = inspect.getsource(self.module)

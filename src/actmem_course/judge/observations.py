@@ -38,7 +38,7 @@ RESULT = "the result"
 
 @dataclass
 class RunOutcome:
-    """The outcome of one run of a case on all ranks.
+    """The outcome of one run of a case (the function that tests an exercise) on all ranks.
 
     Attributes:
         seen: for each rank, its observations by name.
@@ -163,7 +163,10 @@ class ValueSeen(Observation):
 
 
 class Clue(Observation):
-    """A value of which many are right, such as an order of actions.  It only helps to tell stated mistakes apart."""
+    """A value that is never judged wrong, such as an order of actions, because many orders are right.
+
+    It is recorded because it helps to find out which of the expected mistakes the learner made.
+    """
 
     def accepts(self, both: BesideOurs) -> bool:
         return True
@@ -263,9 +266,11 @@ class TensorSeen(Observation):
         advice_is_certain: whether ``repair`` and ``cause`` apply however the tensor is wrong.  If not, they are told
             only if the tensor's values support them.
         gradient_of: if it is a gradient, the name of its tensor; else "".
-        parts: this rank's input, if the function is a single collective; else None.
+        parts: this rank's input, if the function is a single collective, so that a wrong result can be explained as
+            "the sum over the ranks" or the like; else None.
         missing: the likely reason, in words, if a gradient is None.
-        backward: the name of the observation that has backward's collectives.
+        backward: for a gradient, the name of the ``CollectivesRun`` of the same backward pass: if that ran other
+            collectives than ours, they are the likely cause.
     """
 
     advice_is_certain: bool = True
@@ -461,7 +466,11 @@ class SummedTensor(TensorSeen):
 
 
 def both_sizes(both: BesideOurs) -> set[int]:
-    """Return numbers of elements over which a learner may have taken a mean by mistake, for ``compare.difference``."""
+    """Return numbers n for ``compare.difference``: a wrong factor 1/n may come from a mean over n elements.
+
+    Args:
+        both: the observation.  The numbers are sizes of the tensors that our solution's run recorded on this rank.
+    """
     shapes = [seen.value.shape for seen in both.right.seen[both.rank].values() if isinstance(seen.value, Tensor)]
     return {n for shape in shapes for n in (*shape, math.prod(shape), math.prod(shape[:-1]))}
 

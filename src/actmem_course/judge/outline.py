@@ -63,5 +63,5 @@ def case_of(exercise: Exercise) -> Callable:
 
 
 def mistakes_of(exercise: Exercise) -> Sequence[Mistake]:
-    """Return the stated mistakes of an exercise, the likelier first."""
+    """Return the mistakes that we expect in an exercise and that the judge can name, the likelier first."""
     return lab_of(exercise).mistakes.get(exercise.number, ())

@@ -261,6 +261,8 @@ def saved_bytes(
         watching: a context in which the function runs.
         file: the learner's file; its lines are named in messages.
 
+    Returns: the storages that are alive while only the result's graph is held.
+
     Raises: Wrong if the result is None or has no graph.
     """
     weights = [w if isinstance(w, nn.Parameter) else nn.Parameter(w.detach()) for w in weights]

@@ -436,6 +436,8 @@ class VirtualRank:
 
         Args:
             expected: numbers of the ranks among which collectives may run; None for any.
+
+        Yields: a ``Watch``, whose ``collectives`` is the list.
         """
         watch, before, handles = Watch(), self.expected, list(self.unwaited)
         self.watches.append(watch)
@@ -459,7 +461,7 @@ class VirtualRanks:
 
     Attributes:
         members: the ranks of the latest run.
-        meetings: the collectives of the latest run, by group, ranks and count.
+        meetings: the collectives of the latest run.  A key says which one it is: the group, its ranks, and a count.
         running: the rank that is executing now.
     """
 

@@ -30,8 +30,8 @@ def layer_result(
     """Make the dict that labs write to JSON for one configuration on one rank.
 
     Args:
-        configuration: the configuration's name in table 2.
-        formula: the predicted bytes as a formula, divided by sbh.
+        configuration: a row of the paper's table 2 by its name, such as "tensor+sequence".
+        formula: the predicted bytes divided by sbh, as a formula in letters.
         tensor_parallel_size: t.
         rank: the rank.
         predicted: predicted rows of the paper's terms.
@@ -45,7 +45,12 @@ def layer_result(
 
 
 def compared(predicted: list[Row], extra: list[Row], measured: list[Row]) -> dict[str, Any]:
-    """Compare predicted and measured rows.
+    """Compare predicted and measured bytes, tensor by tensor.
+
+    Args:
+        predicted: rows of the tensors that the paper counts.
+        extra: predicted rows of the tensors that the paper leaves out.
+        measured: rows of everything that autograd saved.
 
     Returns:
         ``predicted_bytes``, ``extra_bytes``, ``measured_bytes``: the totals of the three arguments.
@@ -89,10 +94,13 @@ def print_layers(screen: Console, rows: list[dict[str, Any]], title: str, extra:
 
 
 def layers_table(rows: Iterable[Mapping[str, Any]], title: str) -> Table:
-    """Make a table with one line for each configuration.
+    """Make a table of predicted, extra and measured bytes of a layer, with one line for each configuration.
 
-    Of each configuration it shows one rank: the one with the largest difference, or if all agree the one that holds
-    most.
+    A line shows one rank: the one with the largest difference, or if all agree the one that holds most.
+
+    Args:
+        rows: dicts from ``layer_result``, of all configurations and ranks.
+        title: the table's title.
     """
     layers = table(title, "bytes per layer and rank", *map(numbers, ("predicted", "extra", "measured", "diff.")))
     ranks: dict[str, list[Mapping[str, Any]]] = {}

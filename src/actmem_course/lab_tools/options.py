@@ -28,7 +28,8 @@ def lab_parser(script: str, doc: str, spelled: dict[str, str] | None = None) -> 
     Args:
         script: the lab's file name.
         doc: the lab's docstring; its second paragraph becomes the description in --help.
-        spelled: the lab's option for an argument of a ConfigError, if its name differs (see ``LabParser``).
+        spelled: the option to name in the error, by the argument that a ConfigError complains about, where the two
+            names differ: {"num_layers": "--layers"}.
     """
     parser = LabParser(prog=script, description=doc.split("\n\n")[1], spelled=spelled)
     add_json_argument(parser)

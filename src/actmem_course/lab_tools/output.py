@@ -34,12 +34,23 @@ def status(rank: int, text: str) -> Status:
 
 
 def gather_rows(here: Ranks, own: Iterable) -> list:
-    """Collect the rows of all ranks in one list, in rank order. Every rank must call it."""
+    """Collect the results (dicts for JSON) of all ranks in one list, in rank order. Every rank must call it.
+
+    Args:
+        here: this rank.
+        own: this rank's results.
+    """
     return [row for of_rank in here.gather(list(own)) for row in of_rank]
 
 
 def write_rows(path: Path | None, rank: int, rows: object) -> None:
-    """Write rows as JSON to the file of --json, if there is one, on rank 0."""
+    """Write a lab's results as JSON to a file, on rank 0 only.
+
+    Args:
+        path: the value of --json; None writes nothing.
+        rank: this rank's number.
+        rows: the results, anything that JSON can hold.
+    """
     if path is not None and rank == 0:
         write_text(path, json.dumps(rows, ensure_ascii=False, indent=1) + "\n")
 

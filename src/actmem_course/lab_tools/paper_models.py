@@ -79,7 +79,10 @@ class PaperStage:
 
     @property
     def plan(self) -> Counted:
-        """The same rank as a layout of the planner, with 0 for its bytes; ``measure_fullest`` takes it."""
+        """This rank in the form in which the planner describes one, because ``measure_fullest`` takes that.
+
+        Its ``bytes``, for which the planner would give a prediction, are 0, because they aren't needed here.
+        """
         layout = replace(self.parallel, micro_batch_size=self.model.shape.micro_batch_size)
         return Counted(layout, self.configuration.recompute, self.num_microbatches, self.pipeline_rank, bytes=0)
 

@@ -20,10 +20,11 @@ from actmem_tools.load_model import run_forward
 
 
 class ReservedMemory(StepMode):
-    """Allocates every storage that is made in its ``with`` block from a model of torch's caching allocator.
+    """Simulates torch's caching allocator: gives memory to every storage that is made in its ``with`` block.
 
-    Each stream has its own blocks, as in torch (``BlockComparatorSize`` in CUDACachingAllocator.cpp): FSDP2 gathers
-    weights and reduces gradients on streams of their own.
+    Use it with fake tensors, to predict what a GPU reserves. Each stream has its own blocks, as in torch
+    (``BlockComparatorSize`` in CUDACachingAllocator.cpp): FSDP2 gathers weights and reduces gradients on streams of
+    their own.
 
     Args:
         existing: tensors that exist before the block, which get memory first.

@@ -30,7 +30,7 @@ WARM_UP = 2
 
 @dataclass(frozen=True)
 class Sample:
-    """One timed step."""
+    """The seconds of one timed step's forward and backward."""
 
     forward_seconds: float
     backward_seconds: float
@@ -214,9 +214,11 @@ def time_in_turns(work: Mapping[Any, Work], ranks: Ranks, *, rounds: int, part: 
 
     Args:
         work: the work of each candidate, by its name.
-        ranks: all ranks.
-        rounds: how many rounds are timed.
-        part: which seconds ``Timings.over`` compares.
+        ranks: this rank, with its connection to the others.
+        rounds: how many rounds are timed; in each round every candidate runs once.
+        part: which seconds ``Timings.over`` compares: "seconds" (both passes), "forward_seconds" or "backward_seconds".
+
+    Returns: for each candidate the samples of the rank that was slowest in each round.
     """
     keep_freed_memory()
     # Meaningless values of emulated ranks may be denormal numbers, on which CPUs are slow.

@@ -102,7 +102,7 @@ def baseline_share(row: str, model: PaperModel) -> Fraction:
     """Return the bytes that one layer saves in a configuration, divided by those with tensor parallelism alone.
 
     Args:
-        row: the configuration's name in table 2.
+        row: the configuration: a row of the paper's table 2 by its name, such as "tensor+sequence".
         model: the paper's model.
     """
     rows = {configuration.name: configuration for configuration in TABLE2}

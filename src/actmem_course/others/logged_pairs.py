@@ -26,9 +26,12 @@ MOST_NUMBERS = 12
 
 
 def term_bytes() -> dict[str, int]:
-    """Return the bytes of one tensor (or layer) of each kind that logged_pairs.tsv counts, by the column's name.
+    """Return the bytes of one tensor of each kind by which two logged runs may differ, such as a layer's input.
 
     Activations have 16 bits, statistics and the logits of the loss 32.
+
+    Returns: bytes by the kind's name, which is a column of logged_pairs.tsv: "2sbh", or "layer" for all that a layer
+        saves.
     """
     a, b, h, s = SHAPE.letters()
     v, of_two_ranks = (padded_vocab_size(_WORDS, t) for t in (1, 2))
@@ -51,8 +54,9 @@ class LoggedPair:
         what: The setting in which they differ.
         gpu: The kind of GPU.
         first, second: The names of the two runs' tests.
-        logged_bytes: The activations of the first run (peak minus held) minus those of the second.
-        counts: How many more tensors of each kind the first run has, by the names of ``term_bytes``.
+        logged_bytes: The first run's activations minus the second's, in bytes.  A run's activations are its logged
+            peak minus what it holds between steps.
+        counts: How many more tensors of each kind the first run has (negative: fewer), by the names of ``term_bytes``.
     """
 
     what: str
@@ -87,7 +91,11 @@ class LoggedPair:
 
 
 def logged_pairs() -> list[LoggedPair]:
-    """Return all pairs. The formula is exact for the first two; for the third it is six one-element tensors off."""
+    """Read all pairs of logged runs from logged_pairs.tsv, in its order.
+
+    In each of the first two pairs the two runs' activations differ by exactly the bytes that the pair's formula
+    predicts.  In the third they differ by 3,072 B more than predicted: six tensors of one element, 512 B each.
+    """
     return [_pair(row) for row in table_rows("logged_pairs.tsv")]
 
 

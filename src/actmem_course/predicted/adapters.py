@@ -97,7 +97,8 @@ def lora_rows(
         places: the linears that have an adapter, names from ALL_LINEARS.
         rank, adapters, dropout, mask_bytes: as in ``adapter_rows``, the same for each adapter.
 
-    Returns: rows with the terms REST, INPUTS, LOW and COPIES.
+    Returns: rows with the terms REST (what the layer saves without adapters), INPUTS (inputs of linears), LOW (inputs
+        times A) and COPIES (the adapters' own copies of inputs and weights, and dropout masks).
     """
     tokens, sizes = shape.seq_length * shape.micro_batch_size, linear_sizes(shape)
     rows = [Row(REST, total(llama_rows(shape, recompute="elementwise")))]

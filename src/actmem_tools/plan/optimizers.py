@@ -30,7 +30,8 @@ class Optimizer:
 
     Args:
         name: its name for ``plan --optimizer``.
-        states: what it keeps for each parameter, without the weight, its gradient and a float32 copy of the weight.
+        states: what it keeps for each parameter, such as momentum: a ``State`` (name and bytes) each.  Weight, gradient
+            and a float32 copy of the weight are not among them.
         code: the PyTorch expression that makes it; "" if the code printed with a plan needs no line for it.
         trainer: arguments of transformers' TrainingArguments that choose it.
         megatron: flags of Megatron-LM that choose it, or a comment if Megatron-LM doesn't have it.
@@ -48,10 +49,13 @@ class Optimizer:
     is_default: bool = False
 
     def all_states(self, precision: str) -> tuple[State, ...]:
-        """Return everything that training keeps for each parameter: weight, gradient, and this optimizer's states.
+        """List what training with this optimizer keeps for each parameter.
 
         Args:
             precision: a key of ``PRECISIONS``.  In "bf16-states" and "bf16" float32 states shrink to 16 bits.
+
+        Returns: a ``State`` (name and bytes) each, in this order: the weight; its gradient; what else the precision
+            keeps of the weight, such as a float32 copy; and the optimizer's own states.
         """
         own = [*self.states]
         for place, state in enumerate(own):

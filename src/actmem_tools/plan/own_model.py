@@ -76,8 +76,8 @@ class OwnModel:
     """A model in the user's own code, and the job that is to train it; its methods predict bytes and seconds.
 
     Args:
-        parts: the model's formulas: for each value that ``StepOptions.part`` may have, those with that part of a block
-            recomputed.
+        parts: the formulas for memory and FLOPs.  A key names the part of a block that is recomputed, as
+            ``StepOptions.part`` does; its value has the formulas of the model that recomputes this part.
         sizes: the model's sizes by letter, without b.
         num_blocks: how many blocks it has.
         cluster: the GPUs.
@@ -101,7 +101,7 @@ class OwnModel:
 
     @property
     def blocks(self) -> BlockModel:
-        """One of ``parts``, for facts that don't depend on which part of a block is recomputed."""
+        """One of the values of ``parts``: they agree in what recomputation doesn't change, such as the weights."""
         return next(iter(self.parts.values()))
 
     def num_elements(self) -> tuple[int, int, int]:
@@ -132,7 +132,7 @@ class OwnModel:
         return self.blocks.order.num_layers(self.num_blocks)
 
     def notes(self) -> list[str]:
-        """Return sentences for the user: under which conditions the bill is valid, and what is unusual in the model."""
+        """Return sentences to print beside predicted bytes: when these are valid, what is unusual in the model."""
         blocks, found = self.blocks, [_OF_A_GPU, *self.blocks.notes]
         if (blocks.shortest, blocks.longest, blocks.multiple) != (2, LARGEST_SIZE, 1):
             longest = f" to {blocks.longest:,}" if blocks.longest < LARGEST_SIZE else " on"
@@ -155,7 +155,14 @@ class OwnModel:
         return max(1, self.global_batch_size // (self.cluster.gpus * opts.micro_batch_size))
 
     def need(self, opts: StepOptions) -> Need:
-        """Predict what the last microbatch of a step needs on one rank, in addition to ``static_rows``."""
+        """Predict memory and FLOPs of one microbatch on one rank, the last of a step.
+
+        Args:
+            opts: how the step is run.
+
+        Returns: the bytes that forward saves, the peaks and the FLOPs.  The bytes come on top of those of
+            ``static_rows``.
+        """
         sizes, whole = {**self.sizes, "b": opts.micro_batch_size}, self.num_blocks - opts.recomputed
         is_first, sharded = self.num_microbatches(opts) == 1, Sharded()
         if opts.sharded:
@@ -248,7 +255,11 @@ class OwnModel:
         return self.bytes(opts) <= self.cluster.usable_bytes
 
     def seconds(self, opts: StepOptions) -> StepSeconds:
-        """Predict the seconds of one step.  The time of recomputation is in ``compute``."""
+        """Predict the seconds of one step by what they are spent on.
+
+        ``compute`` of the result includes recomputation, so ``recompute`` is 0.  ``tensor``, ``pipeline`` and
+        ``bubble`` are 0 too: all ranks are data-parallel.
+        """
         need, ranks = self.need(opts), self.cluster.gpus
         (whole, block, _), number = self.num_elements(), self.num_microbatches(opts)
         compute = work_seconds(RankWork(need.matmul_flops, need.moved_bytes), self.cluster)
@@ -282,8 +293,8 @@ class OwnModel:
         not.  Each of these comes with the fewest recomputed blocks that fit.
 
         Args:
-            asked: the options that the user asked for.  Options that recompute nothing get its ``part``, so that they
-                are listed once and not once for each part.
+            asked: the options that the user asked for; only their ``part`` is used.  Options that recompute no block
+                are the same whatever their ``part`` is.  So they are listed once, with this one.
         """
         rounds = self.global_batch_size // self.cluster.gpus
         found = {

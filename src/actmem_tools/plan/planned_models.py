@@ -61,9 +61,9 @@ class PlannedModel(ABC):
     Attributes:
         name: as the paper or its authors write it, such as "175B" or "llama3-70b".
         shape: its sizes, with the sequence length.  Its ``micro_batch_size`` is ignored; the layout's is used.
-        recompute_modes: modes of recomputation, from the one that recomputes least to the one that recomputes most.
-            Each is slower and saves less than the one before.  Recomputation stops at the last tensor that backward
-            reads.
+        recompute_modes: names of modes of recomputation, such as "none" and "full".  The first keeps most in memory and
+            is the fastest; each further one keeps less and is slower.  Backward recomputes only as far as the last
+            tensor that it reads.
         context_parallel: whether its layer can run with context parallelism.
         norm_vectors: how many parameter vectors of h elements the final norm has: 2 with a bias, else 1.
         tied_embeddings: whether embedding and output layer share one weight.
@@ -92,7 +92,7 @@ class PlannedModel(ABC):
 
     @property
     def states(self) -> tuple[State, ...]:
-        """What training keeps for each parameter, in this order: weight, gradient, the optimizer's states."""
+        """What training keeps for each parameter, such as its gradient: the result of ``Optimizer.all_states``."""
         return self.optimizer.all_states(self.precision)
 
     @property
@@ -187,15 +187,17 @@ class PlannedModel(ABC):
 
     @abstractmethod
     def part(self, layout: Parallel, what: str) -> StagePart:
-        """Look up the FLOPs of a part of the model, and the memory that its backward pass allocates.
+        """Compute memory and FLOPs of one part of the model, such as a layer, on one rank for one microbatch.
 
-        They come from tapes, recorded runs whose sizes are formulas (``tape.stage_tapes``).
+        The formulas are read from a stored tape, a recorded run of this part (``tape.stage_tapes``).
 
         Args:
             layout: how the ranks share the model.
-            what: "layer none", or another mode of recomputation after "layer", for one layer; "first" for the
+            what: the part: "layer none", or another mode of recomputation after "layer", for one layer; "first" for the
                 embedding; "last" for the final norm, the output layer and the loss; "whole" for "first" and "last"
                 together.
+
+        Returns: the FLOPs of forward and backward, and the bytes alive at the peaks of backward.
         """
 
     @abstractmethod

@@ -194,10 +194,11 @@ def _static(model: PlannedModel, layout: Parallel, pipeline_rank: int) -> Iterat
 
 
 def static_rows(model: PlannedModel, layout: Parallel, pipeline_rank: int) -> dict[str, list[Row]]:
-    """List the rows of a rank's bill that don't depend on recomputation.
+    """List the part of a rank's bytes at its peak that is the same in every mode of recomputation.
 
-    Returns: rows by part of the bill: "weights", "gradients", "optimizer states", "communication buffers", and
-        "transient", which has only the rows that are not on the tapes: copies in fp8.
+    Returns: rows under five keys: "weights", "gradients", "optimizer states", "communication buffers" and "transient".
+        The last is for what backward allocates for a moment: here only fp8 copies, if there are any.  ``rank_bill``
+        adds the rest to it.
     """
     names = ("weights", "gradients", "optimizer states", "communication buffers", "transient")
     parts: dict[str, list[Row]] = {part: [] for part in names}
@@ -263,7 +264,10 @@ def _at_its_fullest(
 def held_bytes(
     model: PlannedModel, stage_axes: Parallel, recompute: str, num_microbatches: int, pipeline_rank: int
 ) -> int:
-    """Return the bytes of a rank's bill that depend on recomputation: ``rank_bill`` without ``static_rows``.
+    """Return how many bytes a rank holds at its peak that depend on the mode of recomputation.
+
+    These are what forward passes have saved, and what backward allocates.  With the bytes of ``static_rows`` they make
+    up ``rank_bill``.  They don't depend on data parallelism, so a search computes them once for many layouts.
 
     Args:
         model: what is trained.
@@ -399,8 +403,9 @@ class Plan(Counted):
     def order_of_equals(self) -> tuple:
         """The sort key for plans whose predicted times are too close to be told apart: the least risky comes first.
 
-        Returns: how much collective time computation must hide, in units of ``MODEL_ERROR`` of the step's time; the
-            ZeRO stage; how many kinds of parallelism are used; the bytes; and last, ``order``.
+        Returns: four numbers and then those of ``order``; the smaller the better.  First the seconds of collectives
+            that must overlap with computation (``StepSeconds.hidden``), as a share of the step in whole multiples of
+            ``MODEL_ERROR``; then the ZeRO stage; how many kinds of parallelism are used; and the bytes.
         """
         hidden = int(self.seconds.hidden / (MODEL_ERROR * self.seconds.total))
         layout = self.layout

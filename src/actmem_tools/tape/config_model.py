@@ -131,19 +131,26 @@ class ConfigModel:
         return max((w for w in windows if w <= s), default=2), min(above + [self.positions])
 
     def multiple(self, of_loss: int) -> int:
-        """Return what the sequence's length must be a multiple of for formulas to hold: of the chunks of every scan.
+        """Return the number of tokens that must divide a sequence's length, or the formulas don't hold for it.
+
+        Layers such as Mamba's go through the sequence in chunks of a fixed length, and the last chunk must be full.
 
         Args:
-            of_loss: it must be a multiple of this too.
+            of_loss: a number that must also divide the length: how many chunks the loss is computed in, or 1.
+
+        Returns: the least common multiple of ``of_loss`` and of the chunks' lengths.
         """
         return math.lcm(of_loss, *self._numbers(_CHUNKS))
 
     def step(self, s: int, multiple: int) -> int:
-        """Choose a number of tokens of which recorded runs' sequences are multiples; 0 if all must have ``s`` tokens.
+        """Choose how long the sequences are in the tiny runs from which formulas for ``s`` tokens are found.
 
         Args:
-            s: the tokens that were asked for.
-            multiple: see ``multiple``.
+            s: the tokens of a sequence that the user asked for.
+            multiple: the number that ``multiple`` returns.
+
+        Returns: a number of tokens; the sequence of each run is a multiple of it.  0 if no such lengths run the same
+            operations as ``s`` tokens do: then the sequence of each run must have ``s`` tokens.
         """
         shortest, longest = self.limits(s)
         step = multiple * (-(-shortest // multiple) if shortest > 2 else 1)

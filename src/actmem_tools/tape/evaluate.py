@@ -147,8 +147,8 @@ def value(formula: Formula, sizes: Sequence[int]) -> int:
     """Evaluate a formula.
 
     Args:
-        formula: the formula.
-        sizes: the value of each letter, in the order of the monomials' powers.
+        formula: monomials, whose sum it is.  Each has a coefficient and the power of every letter, in a fixed order.
+        sizes: the value of every letter, in the same order.
 
     Returns: a number of bytes or FLOPs.
 
@@ -437,7 +437,10 @@ def first_microbatch(events: Iterable[Event]) -> list[Event]:
 
 
 def alive_after(events: Sequence[Event], place: int) -> dict[int, Make]:
-    """Return the storages that are alive after ``events[place]``, by number, with the sizes that the events have."""
+    """Return the ``Make`` of each storage that is alive after ``events[place]``, by the storage's number.
+
+    Its size is the latest one, in the form that the events have: bytes, or the index of a formula.
+    """
     *_, (_, _, alive) = moments(events[: place + 1])
     return alive
 

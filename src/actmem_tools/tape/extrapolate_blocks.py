@@ -204,11 +204,13 @@ class Need:
 class BlockModel:
     """A model made of equal blocks; ``need`` predicts memory and FLOPs for any number of them.
 
+    It compares tapes with few blocks, to find what one more block adds.
+
     Attributes:
-        tapes: takes how many blocks are recomputed, how many save everything, and whether b is 1; returns the tape of
-            that model.
-        path: where the blocks are, as Python has it after ``model.``.
-        elements: formulas for the numbers of its weights' elements, in the order of ``num_elements``.
+        tapes: a function that returns the tape of a model with few blocks.  It takes how many of them are recomputed,
+            how many save everything, and whether b is 1.
+        path: where the blocks are: the Python expression after ``model.``, such as "layers".
+        elements: formulas for the five counts that ``num_elements`` returns.
         element_size: bytes of a weight's element.
         order: which layers make up a block.
         notes: sentences for the user on what is unusual in the model.
@@ -216,10 +218,12 @@ class BlockModel:
         shortest: the shortest sequence for which the tapes are valid.
         longest: the longest sequence that the tapes hold for and the model can read.
         multiple: what a sequence's length must be a multiple of.
-        names: a function of the numbers of recomputed and saving blocks and the letters that are 1; it returns names of
-            that tape's storages by number.  Storages that it leaves out keep the name of their operation.
-        fewest: a function that returns the number of recomputed blocks from which on each further one adds the same
-            bytes: 1; or 2 if the first block makes a tensor that the others share, as T5's does.
+        names: a function that returns names for the storages of one of ``tapes``, by the storage's number.  It takes
+            the numbers of recomputed and saving blocks, and the letters that are 1.  Storages that it leaves out keep
+            the name of their operation.
+        fewest: a function without arguments.  It returns how many recomputed blocks a tape must have so that every
+            further one adds the same bytes: 1; or 2 if the first block makes a tensor that the others share, as T5's
+            does.
     """
 
     tapes: Callable[[int, int, bool], Tape]
@@ -313,14 +317,14 @@ class BlockModel:
 
 
 def fewest_alike(model: BlockModel, check: Callable[[BlockModel, int, int], object]) -> int:
-    """Find the number of recomputed blocks from which on each further one adds the same bytes: 1 or 2.
+    """Find how many recomputed blocks a tape must have so that every further one adds the same bytes: 1 or 2.
 
-    It is the value that ``BlockModel.fewest`` returns.
+    The caller makes ``BlockModel.fewest`` return the result.  It is 1 if the prediction made with 1 is right.
 
     Args:
         model: the model whose prediction is checked.
-        check: runs the real model with given numbers of recomputed and saving blocks; raises ConfigError if the
-            model's prediction is wrong.
+        check: runs the real model with given numbers of recomputed and saving blocks; raises ConfigError if the model's
+            prediction is wrong.
 
     Raises: ConfigError if the prediction is wrong with both 1 and 2.
     """

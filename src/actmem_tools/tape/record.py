@@ -70,7 +70,7 @@ class Recorder(StepMode):
         self._summed: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
 
     def mark(self, name: str) -> None:
-        """Record a ``Mark`` of this name."""
+        """Append ``Mark(name)`` to ``events``, so that a reader finds this moment, such as the start of backward."""
         self.events.append(Mark(name))
 
     def numbers(self) -> list[tuple[torch.UntypedStorage, int]]:
@@ -83,7 +83,10 @@ class Recorder(StepMode):
             self._storages.resized(storage)
 
     def note_state(self, state: Tensor) -> None:
-        """Record a random generator's state as a new storage.  It is a call of its own, as no operation returns it."""
+        """Record the state of a random-number generator, which a checkpoint keeps for example, as a new storage.
+
+        No operation that the recorder sees returns such a state: whoever reads a state must pass it to this method.
+        """
         for storage in storages_in([state]):
             self._begin(storage, GENERATOR_STATE)
 

@@ -176,9 +176,10 @@ class Runs:
         fixed: letters that have these values in all runs.
         may_be_one: letters that are also tried with the value 1, because that can change the events.
         number: from how many runs each list of events is solved; 0 for as many as formulas with any powers need.
-        at: the letters of one of the runs; by default all are drawn.
-        only: if given, the tape has one list of events, that for sizes of which just these letters are 1.  Then other
-            formulas must be known.
+        at: the letters' values in the first run of a model's first tape, such as those that the user asked for.  Other
+            runs have random values, and so has this one if ``at`` is empty.
+        only: letters that are 1 in all runs.  The tape then has just the list of events for such sizes, and ``solve``
+            must be given the formulas of another tape as ``known``.  None for all lists of events (``Tape.variants``).
     """
 
     letters: Sequence[str]
@@ -206,8 +207,8 @@ def solve(record: Record, runs: Runs, known: list[Formula] | None = None) -> Tap
     If the events are others when one or two letters are 1, the tape has these events as a variant (``Tape.variants``).
 
     Args:
-        record: runs the model at given values of the letters and returns the events.  It may change the value of a
-            letter that follows from others.
+        record: runs the model at given values of the letters and returns the events.  If the model itself decides a
+            letter, as r = s·b·x, ``record`` must write the letter's true value into the dict that it got.
         runs: the letters, and which runs are made.
         known: None for the first tape of a model; for its later tapes, the list of all formulas found so far.  New
             formulas are appended to it.  If exactly one of these formulas fits each event in a few runs, no more runs

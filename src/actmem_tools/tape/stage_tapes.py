@@ -29,12 +29,13 @@ _GIVEN = "gradient of the stage's output"
 
 @dataclass(frozen=True)
 class StageMoment:
-    """The memory of one part of a stage at one moment of backward.
+    """The memory of one part of a stage (a layer, or embedding and loss) at one moment of backward.
 
     Attributes:
         bytes: how many more bytes are alive than at the end of forward.
         place: the moment is right after ``events[place]``.
-        stays: how many of ``bytes`` are a gradient that came from another part of the model, which still holds it.
+        stays: bytes of the gradient with which this part's backward started, if the part doesn't need it any more but
+            whoever passed it in still holds it; 0 otherwise.  ``bytes`` includes them.
         events: the tape's events; their sizes are indices of formulas.
         values: the value of each formula by its index.
     """
@@ -63,15 +64,15 @@ class StageMoment:
 class StagePart:
     """Memory and FLOPs of one part of a stage at some sizes: of one layer, or of embedding and loss.
 
-    In the tape of embedding and loss the hole is where the layers would run: the loss's backward comes before it, the
-    embedding's after it.  In a layer's tape everything in backward comes after the hole.
+    The tape of embedding and loss has a hole in backward, where the layers would run: the loss's backward comes before
+    it, the embedding's after it.  A layer's backward counts as after the hole.
 
     Attributes:
         kept_bytes: bytes alive when forward ends.
         before: the peak of backward before the hole.
         at: the moment at which backward reaches the hole.
-        after: the peak of backward after the hole.
-        held: the same peak if the caller keeps the gradient with which this part starts after the hole.
+        after: the peak of backward after the hole, if the gradient that it starts from is freed once it has been used.
+        held: the same peak if that gradient stays alive, as one that a pipeline rank has received does.
         gradient_bytes: the size of that gradient.
         forward_flops: FLOPs of the forward pass.
         backward_flops: FLOPs of the backward pass, with recomputation.

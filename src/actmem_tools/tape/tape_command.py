@@ -39,7 +39,15 @@ def _parser() -> Parser:
 
 
 def main(argv: list[str]) -> int:
-    """Run ``actmem tape``.  Returns the exit code: 0, or 2 after one line of error on bad input."""
+    """Run ``actmem tape``: find formulas for a model's memory and FLOPs in tiny runs, and write them to a file.
+
+    Without --letters it reads such a file, and evaluates its formulas at the sizes given with --at.
+
+    Args:
+        argv: what follows ``actmem tape``: the model's factory, as ``file.py:factory``, or the file; and options.
+
+    Returns: the exit code: 0, or 2 after one line of error on bad input.
+    """
     return _parser().run(argv, lambda options: _read(options) if options.letters is None else _solve(options))
 
 

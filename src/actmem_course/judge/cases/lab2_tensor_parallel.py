@@ -58,7 +58,11 @@ def row_parallel_linear(r: CaseRun) -> None:
 
 
 def split_attention(r: CaseRun) -> None:
-    """Test the sum of all ranks' results, because any assignment of whole heads to ranks is right."""
+    """Test the shards of weights that the learner's function returns, on each of several ranks.
+
+    Any assignment of whole heads to ranks is right.  So no rank's shards are compared with ours: attention is computed
+    with them, and its sum over the ranks is compared.
+    """
     here = 2
     heads = here * r.t
     h = 4 * heads  # so that splitting a rank's part into all heads, a mistake, runs

@@ -165,9 +165,9 @@ def _see_layer(r: CaseRun, name: str, again: Fault, **saves: Any) -> None:
 
 
 def as_block(function: Callable) -> Callable[..., Tensor]:
-    """Convert a function ``layer(x, weights, dropouts)`` to one that takes x and the twelve parameters one by one.
+    """Convert a function ``layer(x, weights, dropouts)`` to one of tensors only: x and the twelve parameters.
 
-    Its dropouts draw from torch's default generator.
+    ``CaseRun.observe`` and ``CaseRun.saves`` take such functions.  The dropouts draw from torch's default generator.
     """
     return lambda x, *parameters: function(x, LayerWeights(_SHAPE.num_attention_heads, *parameters), TwoDropouts(_P))
 

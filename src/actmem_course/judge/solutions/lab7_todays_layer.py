@@ -75,10 +75,10 @@ def wide(x: Tensor) -> Tensor:
 
 # 7.2
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Return x / sqrt(mean(x²) + eps) · weight, with the mean over the last dimension, computed in wide(x)'s dtype.
+    """Return x / sqrt(mean(x²) + eps) · weight, with the mean over the last dimension, computed in float32.
 
-    Round to x's dtype once, at the end.  It also passes if you round before the multiplication by weight as well, as
-    Hugging Face's norm does.
+    If x has float64, compute in that (wide(x) has the right dtype).  Round to x's dtype once, at the end.  It also
+    passes if you round before the multiplication by weight as well, as Hugging Face's norm does.
 
     Args:
         x: [s, b, h].
@@ -87,7 +87,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     Returns:
         [s, b, h], in x's dtype.
 
-    Saves: x and 1/rms, one wide number per token: 2sbh + 4sb bytes in 16 bits, where torch's operators save 6sbh +
+    Saves: x and 1/rms, one float32 number per token: 2sbh + 4sb bytes in 16 bits, where torch's operators save 6sbh +
         4sb or more.
     Source: 1910.07467.
     """

@@ -26,8 +26,8 @@ def wide(x: Tensor) -> Tensor:
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """Return the loss of each token, log Σ exp(logits) − the target's logit.
 
-    Compute in the dtype of wide(logits), in backward too: the target's gradient is p − 1, which 16 bits round to 0 if
-    the probability p is near 1.
+    Compute in the dtype of wide(logits), float32, in backward too: the target's gradient is p − 1, which 16 bits round
+    to 0 if the probability p is near 1.
 
     Args:
         logits: [s, b, v].

@@ -34,7 +34,8 @@ class DispatchMode(TorchDispatchMode):
     """A TorchDispatchMode whose first operation doesn't load torch's compiler, which takes over a second.
 
     torch wraps the ``__torch_dispatch__`` of every other mode so that it is never compiled, and the wrapper loads the
-    compiler. Here it is wrapped if the compiler is loaded already when the mode begins.
+    compiler. Here it is wrapped if the compiler is loaded already when the mode begins. A subclass under which nothing
+    compiles says ``needs_wrapper = False``: the wrapper takes as long as a small operation.
     """
 
     @classmethod
@@ -43,8 +44,8 @@ class DispatchMode(TorchDispatchMode):
 
     def __enter__(self):
         mode: Any = type(self)
-        if "torch._dynamo" in sys.modules and "_is_wrapped" not in vars(mode):
-            mode._is_wrapped, mode.__torch_dispatch__ = True, never_compiled(mode.__torch_dispatch__)
+        if "torch._dynamo" in sys.modules and vars(mode).get("needs_wrapper", True):
+            mode.needs_wrapper, mode.__torch_dispatch__ = False, never_compiled(mode.__torch_dispatch__)
         return super().__enter__()
 
 

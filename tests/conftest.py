@@ -8,7 +8,6 @@ import threading
 import pytest
 from hypothesis import settings
 
-from tests.rank_pool import RankPool
 from tests.tiers import *  # noqa: F403
 
 # Other work on the machine makes a test slow, not wrong.
@@ -52,6 +51,8 @@ def pools(pools_of_the_run):
 
 @pytest.fixture(scope="session")
 def pools_of_the_run():
+    from tests.rank_pool import RankPool  # loads torch, which pytest-xdist's first process never needs
+
     made = {size: RankPool(size) for size in (1, 2, 4)}
     yield made
     for pool in made.values():

@@ -5,6 +5,7 @@ function defined at the top level of its module; every rank runs it, and the res
 the order of the ranks.
 """
 
+import gc
 import multiprocessing
 import os
 import tempfile
@@ -101,6 +102,7 @@ def _threads(process: int) -> int:
 
 def _serve(rank: int, size: int, store: str, address: tuple[str, int], pipe) -> None:
     torch.set_num_threads(1)
+    gc.freeze()  # a ledger looks for weights among all objects: there are none yet
     os.environ.update(MASTER_ADDR=address[0], MASTER_PORT=str(address[1]))
     place: dict[str, Any] = {"init_method": f"file://{store}", "rank": rank, "world_size": size}
     dist.init_process_group("gloo", **place, timeout=timedelta(seconds=SECONDS))

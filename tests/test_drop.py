@@ -352,9 +352,11 @@ def under_a_hook(copy_of):
     return run
 
 
-@pytest.mark.parametrize("retain_graph", [False, True])
-@pytest.mark.parametrize("run", [under_a_hook(in_order), under_a_hook(among_others), in_a_checkpoint])
-@pytest.mark.parametrize("kind", ["paper", *LLAMAS])
+@pytest.mark.by_day(20)
+@pytest.mark.parametrize(
+    ("kind", "run", "retain_graph"),
+    covering(["paper", *LLAMAS], [under_a_hook(in_order), under_a_hook(among_others), in_a_checkpoint], [False, True]),
+)
 def test_hooks_outside_may_return_another_layout_or_only_once(kind, run, retain_graph):
     layer, x = layers_of(kind, "none")
     wanted = gradients_of(layer.eval(), x)

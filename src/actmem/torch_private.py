@@ -15,6 +15,7 @@ place
 - ``PipelineStage``: what it holds, sends and receives, what ``pipeline.Stage`` overrides
 """
 
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from inspect import signature
@@ -27,6 +28,25 @@ from torch.utils._pytree import tree_leaves, tree_map_only  # noqa: F401
 
 never_compiled = torch._disable_dynamo  # torch.compiler.disable does the same and loads the compiler now, a second
 CHECKED_ON = ("2.9.1", "2.11.0", "2.13.0", "2.14.1", "2.15.0")
+
+
+class DispatchMode(TorchDispatchMode):
+    """A TorchDispatchMode whose first operation doesn't load torch's compiler, which takes over a second.
+
+    torch wraps the ``__torch_dispatch__`` of every other mode so that it is never compiled, and the wrapper loads the
+    compiler. Here it is wrapped if the compiler is loaded already when the mode begins. A subclass under which nothing
+    compiles says ``needs_wrapper = False``: the wrapper takes as long as a small operation.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch asks when a subclass is defined: it shall not wrap
+
+    def __enter__(self):
+        mode: Any = type(self)
+        if "torch._dynamo" in sys.modules and vars(mode).get("needs_wrapper", True):
+            mode.needs_wrapper, mode.__torch_dispatch__ = False, never_compiled(mode.__torch_dispatch__)
+        return super().__enter__()
 
 
 def no_dispatch_modes() -> AbstractContextManager[Any]:

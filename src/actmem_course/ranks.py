@@ -6,6 +6,7 @@ interface only.
 """
 
 import argparse
+import gc
 import logging
 import os
 import signal
@@ -114,11 +115,13 @@ def ranks(args: argparse.Namespace, real_tensors: bool = False) -> Iterator[Rank
         from actmem.ledger.emulate import emulated_rank
 
         with emulated_rank(args.emulate, device=args.device, real_tensors=real_tensors):
+            gc.freeze()  # a ledger looks for weights among all objects: imports have made none
             yield Ranks(0, args.emulate, args.device, emulated=True)
         return
     end_with_parent()
     join_group(args.device)
     store = connect("gather", TIMEOUT.total_seconds())
+    gc.freeze()  # as above
     yield Ranks(store.rank, store.size, args.device, False, store)
     dist.barrier()  # no rank leaves while another still talks to it
     # From here on each rank ends by itself: exit code 1 of one, a lab's result, must not cut off another's output.

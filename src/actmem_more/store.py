@@ -69,18 +69,6 @@ class HostMemory:
         self._last = weakref.ref(copy)
         return copy.fetch
 
-    def copies(self) -> list[Tensor]:
-        """Return the tensors that are on the host now, from the one put last to the first.
-
-        Backward frees the last one first. Once the graph that needs the last one is freed, the list is empty.
-        """
-        tensors: list[Tensor] = []
-        copy = self._last() if self._last is not None else None
-        while copy is not None:
-            tensors += copy.kept.tensors()
-            copy = copy.before()
-        return tensors
-
     def __reduce__(self) -> tuple:
         return HostMemory, (self.ahead,)  # a copy of a model starts with nothing on its way
 

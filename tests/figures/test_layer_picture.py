@@ -159,6 +159,7 @@ def test_a_one_sided_router_fills_one_rank():
 # Microbatches in flight.
 
 
+@pytest.mark.by_day(2)
 @pytest.mark.parametrize("mode", ["none", "selective"])
 @pytest.mark.parametrize("parallel", [Parallel(8, True, 4), Parallel(8, True, 4, 2), Parallel(2, True, 8)], ids=str)
 def test_ranks_hold_the_formulas_bytes_at_their_peaks(parallel, mode):

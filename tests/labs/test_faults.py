@@ -30,22 +30,6 @@ def own_lines(errors):
     return [line for line in errors if line.startswith("measure_")]
 
 
-def test_a_rank_is_killed_under_torchrun(tmp_path):
-    """torchrun names it; rank 0 has only lost a connection, and says nothing."""
-    run = planted(tmp_path, "is killed", "a collective", torchrun=True)
-    code, output, errors = run.end()
-    text = "\n".join(errors)
-    assert code and own_lines(errors) == []
-    assert re.search(r"Root Cause .*\n(.*\n)*  rank      : 1 .*\n  exitcode  : -9 .*SIGKILL", text), text
-    assert run.nothing_is_left()
-
-
-def test_ranks_that_are_well_end_with_0(tmp_path):
-    """Under torchrun; chapters start labs without it."""
-    code, output, errors = planted(tmp_path, "is well", torchrun=True).end()
-    assert (code, errors) == (0, []) and "6 of 6 agree" in output
-
-
 #: A fault, how it is planted, and what is said.
 SAID: list[Any] = [
     ("is killed", {"place": "a collective"}, "rank 1 was ended by SIGKILL"),
@@ -100,7 +84,8 @@ def test_the_parent_is_ended_and_its_ranks_with_it(name, tmp_path):
     assert run.nothing_is_left()
 
 
-@pytest.mark.parametrize("name", ["SIGKILL", at_night("SIGINT")])
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGINT"])
 def test_torchrun_is_ended_and_its_ranks_with_it(name, tmp_path):
     run = planted(tmp_path, "loops", torchrun=True)
     run.wait_for_the_loop()
@@ -142,6 +127,7 @@ def test_nowhere_to_print(tmp_path):
     assert Started(command, tmp_path).end() == (1, "", [line])
 
 
+@pytest.mark.nightly
 def test_a_narrow_screen_and_a_poor_encoding_lose_no_digit(tmp_path):
     code, output, errors = Started([sys.executable, "-c", ASCII, *EMULATED], tmp_path, COLUMNS="40").end()
     wide = shown_in_80_columns("measure_table2.py", *EMULATED[1:])

@@ -279,8 +279,8 @@ SEVERAL_KINDS: dict[str, tuple[dict, Order]] = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["gpt_oss", *map(at_night, ("gemma3_text", "deepseek_v3"))])
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", ["gpt_oss", "gemma3_text", "deepseek_v3"])
 def test_the_bill_of_layers_of_several_kinds_is_a_real_step_at_unseen_sizes(kind):
     """Sequences above the sliding window; one microbatch as asked for, others by formula."""
     pytest.importorskip("transformers")
@@ -351,7 +351,7 @@ def test_a_model_of_pictures_is_planned_without_a_length(capsys, tmp_path):
         (PICTURES, "b=2,s=8", "whole", "at: s is the configuration's own"),
         (PICTURES, "b=2", "chunked", "loss: is a language model's"),
         (LLAMA, "b=2", "whole", "at: s is missing"),
-        ({**LLAMA, "model_type": "mamba"}, "b=2,s=4096", "whole", "target: operations grow with s: "),
+        at_night(({**LLAMA, "model_type": "mamba"}, "b=2,s=4096", "whole", "target: operations grow with s: ")),
     ],
 )
 def test_only_a_model_that_reads_text_has_a_length(config, at, loss, says, capsys, tmp_path):
@@ -444,6 +444,7 @@ def test_bad_values_are_refused_before_anything_runs(options, says, monkeypatch,
     assert says in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_model_with_a_vector_for_each_position_has_a_longest_sequence(monkeypatch):
     pytest.importorskip("transformers")
     nothing = {"": BlockModel(lambda again, whole, is_one: pytest.fail("a tape is read"), "", (), 2)}

@@ -78,6 +78,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.by_day(12)
 @pytest.mark.parametrize("recompute", ["none", "elementwise", "full"])
 @pytest.mark.parametrize(
     ("t", "sequence_parallel", "ranks"), [(4, False, 4), (4, True, 4), (2, True, 4), (1, False, 4)]

@@ -204,6 +204,7 @@ def test_zero_3_gathers_two_layers_and_the_ends_of_this_rank():
 MILLION = 2**20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("recompute", "rank"), [at_night(("full", 31)), ("elementwise", 0)])
 def test_a_million_tokens_on_an_emulated_rank(recompute, rank):
     model = planned_model_of("llama3-8b").with_sizes(seq_length=MILLION)
@@ -226,6 +227,7 @@ PUBLISHED = {
 REASONS = {"405B on 512": "recompute", "405B on 16,384": "bubble"}
 
 
+@pytest.mark.by_day(5)
 @pytest.mark.parametrize("case", PUBLISHED)
 def test_published_layouts_are_near_the_first_or_the_reason_is_printed(case):
     name, gpus, batch, sizes = PUBLISHED[case]

@@ -417,6 +417,7 @@ def test_of_a_letter_all_rules_hold():
     assert rules == {"s": (12, ()), "h": (8, ("a",)), "a": (1, ("k",)), "d": (12, ()), "k": (1, ())}
 
 
+@pytest.mark.slow
 def test_what_a_kernel_wants_is_found_and_what_no_size_mends_is_told():
     at = {"s": 64, "b": 4, "h": 96, "l": 6}
     found, sizes, number = solved_target(f"{MODELS}:aligned_stack", at, "", "bfloat16", [""])

@@ -215,6 +215,7 @@ def test_named_shapes(case):
     every_line_and_the_peak_are_what_is_counted(*case)
 
 
+@pytest.mark.by_day(2)
 @pytest.mark.parametrize("name", PLANNED_MODELS)
 def test_named_shapes_under_context_parallelism(name):
     model = of_few_layers(name)

@@ -154,19 +154,22 @@ def stage_rows(
     device_type: str = "cpu",
     microbatches_per_round: int | None = None,
 ) -> list[Row]:
-    """List what one rank saves at its peak, for all microbatches in flight together.
+    """List what one pipeline rank saves for backward at its peak, for all microbatches in flight together.
 
     Args:
+        pipeline_rank: r, from 0, the first stage, to p − 1.  Rank 0 has the embedding's rows too, the last rank those
+            of the final layer norm, the output layer and the loss.
         recompute: a mode or its name.
         num_microbatches: n, as for ``in_flight``.
         element_size: bytes of an activation element.
         device_type: "cpu" or "cuda", on which the bytes of statistics and random-number states depend.
         microbatches_per_round: g, as for ``in_flight``.
 
-    Returns: rows. ``rows.paper_rows`` picks those that the paper counts. The others are the layers' extra rows, the
-        token ids and target ids that embedding and loss save, and the final layer norm's statistics. The causal mask is
-        not listed: the model makes one for all layers and steps, so it is no activation. The last rank has the logits
-        of one microbatch, because the last stage runs each backward immediately.
+    Returns: rows. ``rows.paper_rows`` picks those that the paper counts. The others are the layers' extra rows
+        (``layer_extra_rows``), the token ids and target ids that embedding and loss save, and the final layer norm's
+        statistics. The causal mask is not listed: the model makes one for all layers and steps, so it is no
+        activation. The last rank has the logits of one microbatch, because the last stage runs each backward
+        immediately.
     Raises: ConfigError if p·m does not divide L, t does not divide v, or p does not divide n in an interleaved
         schedule.
     Source: 2205.05198 sections 4.2.3 and 4.3.

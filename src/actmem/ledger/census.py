@@ -49,7 +49,14 @@ class LiveStorages(QuietDispatchMode):
             self._lifetimes.forget(storage)
 
     def note(self, value: object) -> None:
-        """Count the storages in ``value`` too."""
+        """Count the storages of the tensors in ``value`` from now on, except ignored ones; each counts once.
+
+        Operations' results are noted without a call.  Call this for tensors that no operation made while the mode is
+        on.
+
+        Args:
+            value: a tensor, or tensors in lists, dicts or objects.
+        """
         for storage in storages_in(value):
             if storage not in self._ignored and storage not in self._lifetimes.numbers:
                 self._lifetimes.begin(storage)

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from actmem.torch_private import TorchDispatchMode, tree_leaves
+from actmem.torch_private import DispatchMode, tree_leaves
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def whole_bytes(*values: Any) -> int:
     return max(sum(t.numel() * t.element_size() for t in some) for some in tensors)
 
 
-class count_collectives(TorchDispatchMode):
+class count_collectives(DispatchMode):
     """Count the collectives that this rank runs in a block: ``with count_collectives() as seen: …``.
 
     Attributes:

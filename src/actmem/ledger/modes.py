@@ -18,7 +18,7 @@ from torch import Tensor
 
 from actmem.ledger.storages import replaced, storage_of
 from actmem.torch_private import (
-    TorchDispatchMode,
+    DispatchMode,
     holders_of,
     is_traceable_wrapper_subclass,
     no_dispatch_modes,
@@ -29,7 +29,7 @@ from actmem.torch_private import (
 _SUMS = (torch.ops.aten.add.Tensor, 0), (torch.ops.aten.add_.Tensor, 1)
 
 
-class StepMode(TorchDispatchMode):
+class StepMode(DispatchMode):
     """A TorchDispatchMode for measuring memory, under which a backward takes as much memory as without a mode.
 
     If a tensor has two gradients, autograd adds the second into the first's memory, but not while a dispatch mode is
@@ -155,7 +155,7 @@ def _holders_where_free() -> tuple[tuple[int, int, int], ...]:
     """
     holders: dict[Any, tuple[int, int, int]] = {}
 
-    class Sees(TorchDispatchMode):
+    class Sees(DispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             for operation, place in _SUMS:
                 if func is operation:

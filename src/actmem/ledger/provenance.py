@@ -459,13 +459,11 @@ class ProvenanceTracker(QuietDispatchMode):
         """Storages of every parameter, and of every buffer of every module, that is alive in this process."""
         things = gc.get_objects()
         # There are a million objects of a thousand types.
-        kinds = set(map(type, things))
-        tensors = {kind for kind in kinds if issubclass(kind, Tensor)}
-        modules = {kind for kind in kinds if issubclass(kind, nn.Module)}
-        weights = [thing for thing in things if type(thing) in tensors and isinstance(thing, nn.Parameter)]
-        return WeakSet(
-            storages_in([weights, *(vars(thing).get("_buffers") for thing in things if type(thing) in modules)])
-        )
+        kinds = {kind for kind in set(map(type, things)) if issubclass(kind, (Tensor, nn.Module))}
+        found = [thing for thing in things if type(thing) in kinds]
+        weights = [thing for thing in found if isinstance(thing, nn.Parameter)]
+        buffers = [vars(thing).get("_buffers") for thing in found if isinstance(thing, nn.Module)]
+        return WeakSet(storages_in([weights, *buffers]))
 
 
 def _eager(function: Callable) -> Callable:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from actmem.ledger.storages import StorageLifetimes, plain_tensors, shape_of, storage_of, storages_of
-from actmem.torch_private import TorchDispatchMode, no_dispatch_modes, tree_leaves
+from actmem.torch_private import DispatchMode, no_dispatch_modes, tree_leaves
 from actmem_course.judge.compare import dtype_name
 from actmem_course.judge.verdict import Fault, Wrong
 from actmem_course.judge.virtual import line_in
@@ -183,7 +183,7 @@ class SavingRecorder:
                 self._made.add(storage)
 
 
-class _Results(TorchDispatchMode):
+class _Results(DispatchMode):
     """Calls ``note`` with every tensor that an operation returns."""
 
     def __init__(self, note: Callable[[Tensor], None]):

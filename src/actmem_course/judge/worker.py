@@ -7,6 +7,7 @@ pipe.  The parent watches it: it notices if the process dies or takes too long, 
 import ast
 import dataclasses
 import faulthandler
+import gc
 import json
 import linecache
 import math
@@ -100,6 +101,7 @@ class Worker:
         with count_collectives():
             x = torch.ones(2, requires_grad=True)
             (x * 1).sum().backward()
+        gc.freeze()  # a ledger looks for weights among all objects: there are none yet
 
     def judge(self, command: dict[str, Any]) -> None:
         """Judge a file, and send the parent each verdict.
@@ -107,8 +109,10 @@ class Worker:
         Args:
             command: the parent's message, with these keys: "lab", the lab's name; "file" and "source", the file's path
                 and text; "only", numbers of the exercises to judge, empty for all; "size", how many ranks;
-                "changed_only", whether an exercise whose text hasn't changed keeps its verdict; "passed", names of
-                functions that have passed; "endless", names of functions that ran too long before.
+                "changed_only", whether an exercise whose text hasn't changed keeps its verdict.  Two keys tell a
+                process what others found that it replaces in this run: "passed", names of functions that have passed,
+                so other exercises may call them; and "endless", names of functions that ran too long, in whose place
+                other exercises get our solution's.
         """
         lab, path, source = load_lab(command["lab"]), Path(command["file"]), command["source"].encode("latin-1")
         exercises = lab.choose(command["only"], "only")

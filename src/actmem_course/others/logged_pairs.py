@@ -93,7 +93,8 @@ class LoggedPair:
 def logged_pairs() -> list[LoggedPair]:
     """Read all pairs of logged runs from logged_pairs.tsv, in its order.
 
-    The first two pairs differ by exactly the predicted bytes, the third by six one-element tensors (512 B each) more.
+    In each of the first two pairs the two runs' activations differ by exactly the bytes that the pair's formula
+    predicts.  In the third they differ by 3,072 B more than predicted: six tensors of one element, 512 B each.
     """
     return [_pair(row) for row in table_rows("logged_pairs.tsv")]
 

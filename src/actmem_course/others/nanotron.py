@@ -187,7 +187,11 @@ class NanotronRun:
 
 
 def nanotron_runs() -> list[NanotronRun]:
-    """Return 18 runs drawn at random from nanotron/old_bench and nanotron/bench_cluster, llama-1B/…/log_metrics.csv."""
+    """Read the 18 logged runs from nanotron_runs.tsv, in its order.
+
+    They were drawn once, at random, from the runs in nanotron/old_bench and nanotron/bench_cluster,
+    llama-1B/…/log_metrics.csv.
+    """
     sizes = ("gpus", "dp", "tp", "pp", "mbz")
     return [
         NanotronRun(**{name: int(row[name]) for name in sizes}, logged_mib=float(row["peak_allocated_mib"]))

@@ -60,6 +60,8 @@ class Recorder(StepMode):
         existing: tensors that exist before the block and stay.  Their storages aren't recorded.
     """
 
+    needs_wrapper = False
+
     def __init__(self, module: nn.Module, existing: Iterable[Tensor] = ()):
         super().__init__()
         self.events: list[Event] = [Mark(FORWARD)]
@@ -110,10 +112,6 @@ class Recorder(StepMode):
                 self._modules.leave(part)
 
         return run
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:  # nothing compiles in here, and to skip it takes as long as an operation
-        return False
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is torch.ops.prim.device.default:  # torch asks fake tensors for their device all the time

@@ -235,7 +235,7 @@ class OwnModel:
         copied = size * number * self.optimizer.copies_in_step
         in_step = [Row("AdamW's copy", copied, source="foreach: the roots of the moments")]
         if self.num_microbatches(opts) == 1:
-            in_step.insert(0, Row(GRADIENTS, size * number))
+            in_step.insert(0, Row(GRADIENTS, size * number if opts.sharded else need.left_bytes))
         moments = [
             (self._fsdp_rows(in_blocks) if opts.sharded else [], peak)
             for in_blocks, peak in ((False, need.ends), (True, need.blocks))

@@ -182,6 +182,8 @@ class Need:
 
     Attributes:
         kept_bytes: bytes alive when forward ends.
+        left_bytes: bytes alive when backward ends: in a step's first microbatch the weights' gradients, of which one
+            can be a view of a larger tensor.
         ends: the peak from the start of forward until backward reaches the blocks: it has the loss in it.
         blocks: the peak of backward after that.
         matmul_flops: FLOPs of all matmuls and attention, in forward, backward and recomputation.
@@ -189,6 +191,7 @@ class Need:
     """
 
     kept_bytes: int
+    left_bytes: int
     ends: Peak
     blocks: Peak
     matmul_flops: int
@@ -473,6 +476,11 @@ class _Moments:
         num_last = min(self._num_aligned(other, "forward", size) for (_, other), size in zip(more, saved))
         if num_last:
             consider(False, self, self._fullest("forward", 0, num_last), further, zeros, 0)
+        # The block that runs last is the second of its kind, or a later one: it may find more alive than a first did.
+        if more and more[-1][0]:
+            number, other = more[-1]
+            in_block = num_last + len(other.forward) - len(self.forward)
+            consider(False, other, other._fullest("forward", 0, in_block), [*further[:-1], number - 1], zeros, 0)
         # Rules 1 and 2 at the top of this file: while a tape is aligned with its longer one, the further blocks wait.
         aligned = [self._num_aligned(other, "backward", size) for (_, other), size in zip(more, saved)]
         lengths = [self.structure.num_more(other.structure) for _, other in more]
@@ -507,13 +515,14 @@ class _Moments:
             return on_tape + sum(number * (other._total(name) - on_tape) for number, other in more)
 
         kept = self.kept + sum(number * size for number, size in zip(further, saved))
+        at_end = self.left + sum(number * size for number, size in zip(further, left))
         ends_peak, blocks_peak = (
             Peak(fullest_of[in_blocks].bytes, partial(self._with_rows, more, fullest_of[in_blocks]))
             if in_blocks in fullest_of
             else Peak(0)
             for in_blocks in (False, True)
         )
-        return Need(kept, ends_peak, blocks_peak, of_all_blocks("flops"), of_all_blocks("moved"))
+        return Need(kept, at_end, ends_peak, blocks_peak, of_all_blocks("flops"), of_all_blocks("moved"))
 
     def _fullest(self, side: str, start: int, end: int) -> tuple[int, int]:
         """Find the most bytes alive after one of the operations from ``start`` to before ``end``.

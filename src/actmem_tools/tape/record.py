@@ -10,6 +10,7 @@ from functools import cache, partial
 from typing import Any
 
 import torch
+import torch._dynamo  # noqa: F401  # or torch's checkpoint loads it in a first run, which records what loading makes
 from torch import Tensor, nn
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 

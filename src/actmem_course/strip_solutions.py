@@ -72,7 +72,8 @@ def cut(solution: str) -> str:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name.startswith("_"):
             continue
         kept += before
-        if isinstance(node, ast.FunctionDef) and not _given(before):
+        is_given = any(line.startswith("# given") for line in before)  # the learner gets the function whole
+        if isinstance(node, ast.FunctionDef) and not is_given:
             kept += lines[end_before : node.body[0].end_lineno] + ["    raise NotImplementedError"]
         else:
             kept += lines[end_before:end]
@@ -82,11 +83,6 @@ def cut(solution: str) -> str:
     docstring = ast.parse(lab).body[0].end_lineno or 0
     lines = lab.splitlines(keepends=True)
     return "".join(lines[:docstring]) + _JUDGE_LINES + "".join(lines[docstring:])
-
-
-def _given(before: list[str]) -> bool:
-    """Return whether the comment above a function says that the learner gets it whole."""
-    return any(line.startswith("# given") for line in before)
 
 
 def main() -> None:

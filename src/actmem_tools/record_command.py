@@ -31,8 +31,8 @@ _WORKSPACES = (
     "what this machine's kernels (oneDNN) allocate and free inside one operation, for convolutions, recurrent layers "
     "and autocast, is not counted: it was 11 to 34% of small models' peaks"
 )
-_NO_CUDA = (
-    "there is no GPU that this torch can use, and --fake needs a build for CUDA: "
+_NO_GPU = (
+    "there is no GPU that this torch can use; --fake lists what one would keep, with a build for CUDA: "
     "pip install torch --index-url https://download.pytorch.org/whl/cu130"
 )
 
@@ -95,7 +95,10 @@ def _run(options: argparse.Namespace) -> int:
         weights = _weight_bytes(model)  # after forward, which makes those of lazy modules
         if options.step:
             try:
-                bill = _second_step(model, inputs, loss, optimizer)
+                step(model, inputs, loss, optimizer)
+                if optimizer is not None:
+                    optimizer.zero_grad()
+                bill = step(model, inputs, loss, optimizer)
                 notes += _step_notes(model, ledger, options)
             except ConfigError as error:
                 failure = error
@@ -114,10 +117,8 @@ def _run(options: argparse.Namespace) -> int:
 def _check_device(options: argparse.Namespace) -> None:
     if options.device == "cpu" or torch.cuda.is_available():
         return
-    if torch.version.cuda is None:
-        raise ConfigError("device", _NO_CUDA)
-    if not options.fake:
-        raise ConfigError("device", "there is no GPU here: add --fake to list what one would keep")
+    if torch.version.cuda is None or not options.fake:
+        raise ConfigError("device", _NO_GPU)
     if options.step:
         raise ConfigError("step", "backward does not run on CUDA tensors without a GPU")
 
@@ -138,13 +139,6 @@ def _of_this_rank(file: str) -> str:
         return file
     path = Path(file)
     return str(path.with_stem(f"{path.stem}-rank{dist.get_rank()}"))
-
-
-def _second_step(model: torch.nn.Module, inputs: Any, loss: Any, optimizer: Any) -> StepBill:
-    step(model, inputs, loss, optimizer)
-    if optimizer is not None:
-        optimizer.zero_grad()
-    return step(model, inputs, loss, optimizer)
 
 
 def _step_notes(model: torch.nn.Module, ledger: Ledger, options: argparse.Namespace) -> list[str]:

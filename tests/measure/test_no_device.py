@@ -146,7 +146,7 @@ def test_stand_ins_leave_the_cpu_alone_and_go_again():
     ("build", "arguments", "message"),
     [
         (None, [], "pip install torch --index-url"),
-        ("13.0", [], "device: there is no GPU here: add --fake"),
+        ("13.0", [], "device: there is no GPU that this torch can use; --fake"),
         ("13.0", ["--fake", "--step"], "step: backward does not run on CUDA"),
     ],
 )

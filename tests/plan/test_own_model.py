@@ -14,7 +14,6 @@ from actmem.config import ConfigError
 from actmem_more.gpu_kernels import gpu_kernels_on_cpu
 from actmem_tools.__main__ import main
 from actmem_tools.config_file import Order, order_of
-from actmem_tools.load_model import built_model
 from actmem_tools.plan.framework_flags import hugging_face_config
 from actmem_tools.plan.own_model import FSDP_DTYPES, OwnModel, StepOptions
 from actmem_tools.plan.planned_models import planned_model_of
@@ -250,7 +249,6 @@ def test_a_named_model_in_hugging_faces_code(capsys, tmp_path):
         assert sum(p.numel() for p in model.parameters()) == small.num_parameters
 
 
-SLIDING, FULL = "sliding_attention", "full_attention"
 SMALL = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -258,65 +256,6 @@ SMALL = {
     "num_key_value_heads": 2,
     "vocab_size": 320,
 }
-LATENT = {"kv_lora_rank": 24, "q_lora_rank": 40, "qk_rope_head_dim": 8, "v_head_dim": 16, "qk_nope_head_dim": 16}
-#: Configurations whose layers are of several kinds, and the order in which these repeat.
-SEVERAL_KINDS: dict[str, tuple[dict, Order]] = {
-    "gemma3_text": (
-        {**SMALL, "head_dim": 16, "num_hidden_layers": 9, "sliding_window": 24}
-        | {"layer_types": [*[SLIDING] * 3, FULL, *[SLIDING] * 3, FULL, SLIDING]},
-        Order(1, 4),
-    ),
-    "deepseek_v3": (
-        {**SMALL, **LATENT, "num_key_value_heads": 4, "num_hidden_layers": 5, "first_k_dense_replace": 2}
-        | {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_group": 2, "topk_group": 1},
-        Order(2, 1),
-    ),
-    "gpt_oss": (
-        {**SMALL, "head_dim": 16, "num_hidden_layers": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
-        | {"sliding_window": 24, "layer_types": [SLIDING, FULL] * 2},
-        Order(0, 2),
-    ),
-}
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("kind", ["gpt_oss", "gemma3_text", "deepseek_v3"])
-def test_the_bill_of_layers_of_several_kinds_is_a_real_step_at_unseen_sizes(kind):
-    """Sequences above the sliding window; one microbatch as asked for, others by formula."""
-    pytest.importorskip("transformers")
-    fields, order = SEVERAL_KINDS[kind]
-    given = {"model_type": kind, **fields}
-    config = ConfigModel(given)
-    parts, _, number = solved_target(given, {"s": 64, "b": 2}, "", "bfloat16", [""])
-    assert config.order == order == parts[""].order and order.num_layers(number) == fields["num_hidden_layers"]
-    for s, b in ((64, 2), (45, 3), (83, 1)):
-        model = OwnModel(parts, {"s": s}, number, Cluster(1, 2**30, allowance_bytes=0), b)
-        for way in (StepOptions(b, 0, False), StepOptions(b, number, False)):
-            real, inputs = built_model(config.factory(), {"s": s, "b": b, "l": config.num_blocks}, "bfloat16")
-            assert peaks_of_steps(real, inputs, "\n".join(model.code(way, "bfloat16"))) == [model.bytes(way)]
-
-
-#: Padding that must be a number; and tables outside the blocks that have a part for each block.
-WITH_OWN_WEIGHTS: dict[str, dict] = {
-    "nomic_bert": {"num_hidden_layers": 3, "tie_word_embeddings": False},
-    "gemma3n_text": {"num_hidden_layers": 5, "num_kv_shared_layers": 0, "layer_types": [SLIDING] * 5, "head_dim": 16}
-    | {"vocab_size_per_layer_input": 320, "hidden_size_per_layer_input": 8},
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["nomic_bert", at_night("gemma3n_text")])
-def test_weights_in_the_bill_are_the_bytes_of_the_real_model(kind, capsys, tmp_path):
-    transformers = pytest.importorskip("transformers")
-    given = {"model_type": kind, **SMALL, **WITH_OWN_WEIGHTS[kind]}
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(given))
-    _, found = planned(capsys, str(path), "--at", "s=16,b=2", "--memory", "5")
-    auto = transformers.AutoModelForMaskedLM if kind == "nomic_bert" else transformers.AutoModelForCausalLM
-    model = auto.from_config(transformers.AutoConfig.for_model(**given), dtype=torch.bfloat16)
-    assert found["bill"][0] | {"source": ""} == {
-        "term": "weights", "bytes": sum(p.nbytes for p in model.parameters()), "source": ""
-    }  # fmt: skip
 
 
 def test_what_depends_on_values_says_that_fake_tensors_have_none(capsys):

@@ -24,15 +24,11 @@ _FILLS = {part: FILLS[part] for part in _PARTS.values()}
 _REST = "everything else"
 
 
-def _by_kind(row: SavedTensor) -> str:
-    return _PARTS.get(row.kind, _REST)
-
-
 def step_timeline(
     bill: StepBill,
     of: str,
     parts: Mapping[str, Fill] = _FILLS,
-    part_of: Callable[[SavedTensor], str] = _by_kind,
+    part_of: Callable[[SavedTensor], str] = lambda row: _PARTS.get(row.kind, _REST),
 ) -> Drawing:
     """Draw the bytes alive after each operation of a training step as stacked areas, with phases and the peak marked.
 

@@ -6,7 +6,7 @@ An operation's event has its FLOPs and the bytes that it reads and writes (``tap
 import gc
 import weakref
 from collections.abc import Callable, Iterable
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -65,8 +65,8 @@ class Recorder(StepMode):
 
     def __init__(self, module: nn.Module, existing: Iterable[Tensor] = ()):
         super().__init__()
-        self.events: list[Event] = [Mark(FORWARD)]
-        self._storages = StorageLifetimes(partial(_note_change, self.events))
+        self.events = events = list[Event]([Mark(FORWARD)])
+        self._storages = StorageLifetimes(lambda i, size: events.append(Free(i) if size is None else Resize(i, size)))
         self._existing: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet(storages_in(list(existing)))
         self._modules = RunningModules(module)
         #: Storages of weights' gradients that a new gradient was added to.
@@ -205,10 +205,6 @@ def _key(value: Any) -> Any:
             return object()
         return value.shape, value.stride(), value.storage_offset(), value.dtype, value.device
     return tuple(map(_key, value)) if isinstance(value, (list, tuple)) else (type(value), value)
-
-
-def _note_change(events: list[Event], number: int, size: int | None) -> None:
-    events.append(Free(number) if size is None else Resize(number, size))
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -37,11 +37,6 @@ def _tokens(r: CaseRun, v: int, sizes: tuple[int, int] = (_S, _B)) -> Tensor:
     return ids
 
 
-def _sure(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return logits in 16 bits that give each target a probability near 1."""
-    return (logits / 3).scatter(-1, targets.unsqueeze(-1), 8).bfloat16()
-
-
 def cross_entropy(r: CaseRun) -> None:
     logits, targets = 3 * r.each(_S, _B, _V), _tokens(r, _V)
 
@@ -52,7 +47,8 @@ def cross_entropy(r: CaseRun) -> None:
     across = r.each(_B, _S).t()  # not contiguous, as what a transposition gives
     large = {"logits": 300 * logits}
     r.observe(own, large, upstream=across, prefix="for logits of a thousand, ", advice={"": _OVERFLOWS})
-    half, sure = (20 * logits).bfloat16(), _sure(logits, targets)
+    # The second gives each target a probability near 1.
+    half, sure = (20 * logits).bfloat16(), (logits / 3).scatter(-1, targets.unsqueeze(-1), 8).bfloat16()
     r.see_tensor("for bfloat16 logits, the loss", own(half.clone()), _ROUNDED, SingleTensor)
     r.observe(own, {"logits": sure}, kind=HalfTensor, prefix="for bfloat16 logits, ", advice=_SLOPE_ROUNDED)
     r.saves(own, half, what=_LOGITS, spare=_SPARE, others=[targets])

@@ -385,10 +385,8 @@ def test_blocks_that_get_no_gradient_are_named():
 
         return Of(run, blocks=blocks, head=nn.Linear(h, h)), (torch.ones(b, h),)
 
-    with pytest.raises(
-        ConfigError, match=r"No gradient reaches parts\.blocks\.\*\.norm\.weight, .*use_reentrant=False"
-    ):
-        solved_blocks(factory, ["b", "h"], {})
+    (note,) = solved_blocks(factory, ["b", "h"], {})[""].notes
+    assert note.startswith("No gradient reaches parts.blocks.*.norm.weight, ") and "use_reentrant=False" in note
 
 
 def test_adapters_leave_the_models_function_as_it_is():

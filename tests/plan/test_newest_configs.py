@@ -16,7 +16,6 @@ from actmem_tools.plan.step_time import Cluster
 from actmem_tools.tape.config_model import ConfigModel
 from actmem_tools.tape.model_tape import solved_target
 from tests.plan.real_steps import peaks_of_steps
-from tests.tiers import at_night
 
 LISTS = json.loads(Path(__file__).with_name("newest_configs.json").read_text(encoding="utf-8"))
 MODELS = LISTS["models"]
@@ -28,11 +27,8 @@ def test_of_forty_models_at_least_36_are_equal_and_the_others_have_a_reason():
     assert all(model["why"] for model in MODELS if model not in equal)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "model", [*LISTS["older"][:1], *map(at_night, LISTS["older"][1:] + MODELS)],
-    ids=lambda model: model["config"]["model_type"],
-)  # fmt: skip
+@pytest.mark.nightly
+@pytest.mark.parametrize("model", LISTS["older"] + MODELS, ids=lambda model: model["config"]["model_type"])
 def test_the_bill_of_a_configuration_is_a_real_step_at_unseen_sizes(model):
     pytest.importorskip("transformers", model["release"])
     given, dtype = model["config"], model.get("dtype", "bfloat16")

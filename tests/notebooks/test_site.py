@@ -253,7 +253,7 @@ UNWRAPPED = """
 """
 
 
-@pytest.mark.by_day(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", BY_DAY)
 def test_a_chapter_on_a_phone_and_wider(name, reader, shots):
     """A guess by keyboard brings its figure; then the last control of each figure moves by keyboard; every drawing is whole.

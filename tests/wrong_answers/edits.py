@@ -72,7 +72,7 @@ EDITS = [
     ("4.3", r"recompute the core attention once, and nothing else", "checkpoint(lambda q, k, v: core_attention(q, k, v, dropout), q, k, v)", "checkpoint(lambda *h: checkpoint(lambda q, k, v: core_attention(q, k, v, dropout), *h), q, k, v)"),
     ("1.4", r"615, which is the first s at which 5as²b is more than 24sbh; expected 871, which is .* 34sbh \(the core saves", "34 * hidden_size", "24 * hidden_size"),
     ("6.1", r"mode 'tensor', .*: model\.tp\.keep_gathered_input is True; expected False", "=mode.sequence_parallel)", "=mode.sequence_parallel, keep_gathered_input=True)"),
-    ("6.1", r"model\.tp\.size is \d; expected \d.*tensor_parallel\(group, …\) asks group|the list of model\.tp\.group's ranks is \[1, 0\].*give group to tensor_parallel", "tensor_parallel(group, ", "tensor_parallel("),
+    ("6.1", r"model\.tp\.size is \d; expected \d.*tensor_parallel\(group, …\) asks group|the list of model\.tp\.group's ranks is \[0, 1\]; expected \[1, 0\].*give group to tensor_parallel", "tensor_parallel(group, ", "tensor_parallel("),
     ("8.2", r"\d+ are no whole number of microbatches of \d", "if sequences % b:", "if False:"),
     ("8.1", r"^optimizer states take 8 bytes a parameter; expected 12; Adam", '12 * (share if zero_stage >= 1', '8 * (share if zero_stage >= 2'),
     ("7.2", r"it saves [\d,]+ B for backward where", "return _RMSNorm.apply(x, weight, eps)", "w = wide(x)\n    return (w * torch.rsqrt(w.pow(2).mean(-1, keepdim=True) + eps) * wide(weight)).to(x.dtype)"),

@@ -18,12 +18,13 @@ from actmem.parallel.groups import tensor_parallel
 from actmem.rows import total
 from actmem_course.ranks import Ranks
 from tests.labs.in_process import lab_results, shown_in_80_columns
+from tests.tiers import at_night
 
 SCRIPT, SHAPE = "measure_peers.py", ModelShape(16, 2, 32, 4)
 TINY = ["--seq-length", 16, "--micro-batch-size", 2, "--hidden-size", 32, "--num-attention-heads", 4, "--rounds", 2]
 
 
-@pytest.mark.parametrize("ranks", [0, 2])
+@pytest.mark.parametrize("ranks", [0, at_night(2)])
 def test_every_mode_and_layer(ranks, pools, tmp_path):
     path, names = tmp_path / "peers.json", [OURS, DTENSOR]
     if ranks:

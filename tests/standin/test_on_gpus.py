@@ -73,7 +73,6 @@ LAUNCHES = {
     ("launch", "gpus", "kernel"),
     [
         ("table 2", 2, "flash"),
-        ("parity", 1, "flash"),
         *map(at_night, itertools.product(LAUNCHES, NUMBERS, ["flash", "cudnn"])),
     ],
 )

@@ -160,12 +160,17 @@ def _take_rows_as_whole_sequences() -> None:
 
 
 def _without_fake(original: Callable) -> Callable:
-    """Return a function that passes None on for a fake first argument, or returns None if there is no other."""
+    """Wrap a function of transformers that reads the values of its first argument, position ids or a mask of padding.
+
+    Returns: a function that does the same for tensors with values.  For fake position ids it returns None: there are no
+        packed sequences.  For a fake mask, which has sizes after it, it goes on as without a mask.
+    """
 
     @functools.wraps(original)
-    def run(ids_or_mask: Any, *others: Any) -> Any:
-        known = None if is_fake(ids_or_mask) else ids_or_mask
-        return original(known, *others) if others or known is not None else None
+    def run(ids_or_mask: Any, *sizes: Any) -> Any:
+        if is_fake(ids_or_mask):
+            return original(None, *sizes) if sizes else None
+        return original(ids_or_mask, *sizes)
 
     return run
 

@@ -195,8 +195,7 @@ def _fake_note(factory: Any, sizes: dict[str, int], options: argparse.Namespace,
 def _kept_bytes(factory: Any, sizes: dict[str, int], dtype: str) -> tuple[int, int]:
     """Run a model that the factory makes at these sizes; return the bytes saved for backward, and those of weights."""
     model, inputs = load_model.built_model(factory, sizes, dtype)
-    kept = _recorded(model, inputs).total_bytes
-    return kept, _weight_bytes(model)
+    return _recorded(model, inputs).total_bytes, _weight_bytes(model)  # in this order: forward makes lazy weights
 
 
 def as_dict(ledger: Ledger, bill: StepBill | None, more: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,9 @@ from functools import cache
 from typing import Any
 
 import torch
-import torch._dynamo  # noqa: F401  # or torch's checkpoint loads it in a first run, which records what loading makes
+
+# torch's checkpoint loads the compiler.  Inside a recorded run its tensors would be taken for the model's.
+import torch._dynamo  # noqa: F401
 from torch import Tensor, nn
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 

@@ -1,7 +1,7 @@
 """torchrun --nproc-per-node 2 labs/train.py --mode tensor+sequence
 
-Lab 6's training of a GPT, in any row of table 2; model, data and step are those of our solution.  The same ranks give the
-same losses, bit for bit.  Other numbers of ranks and other modes give losses that differ by rounding.
+Lab 6's training of a GPT, in any row of table 2; model, data and step are those of our solution.  The same ranks
+give the same losses, bit for bit.  Other numbers of ranks and other modes give losses that differ by rounding.
 Exit code 0 at the end of all steps, 2 on wrong use.
 """
 

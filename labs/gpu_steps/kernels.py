@@ -94,7 +94,7 @@ def measure_kernels(call: Call, device: str, dtype: torch.dtype) -> dict[str, An
 
 
 def _run(call: Call, device: str, dtype: torch.dtype) -> dict[str, Any]:
-    """One call: its autograd node, what it saved beyond Q, K, V and the output, and what it asked the allocator for."""
+    """One call: its autograd node, and what it saved beyond Q, K, V and the output."""
 
     def made(heads: int, width: int) -> torch.Tensor:
         return torch.randn(1, heads, call.tokens, width, device=device, dtype=dtype, requires_grad=True)
@@ -109,24 +109,10 @@ def _run(call: Call, device: str, dtype: torch.dtype) -> dict[str, Any]:
         # Not the tensor itself: a node that saves its own output would hold itself for ever.
         return tensor.detach()
 
-    before = _requested(device)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         output = F.scaled_dot_product_attention(
             query, key, value, dropout_p=call.dropout, is_causal=call.causal, enable_gqa=call.heads != call.key_heads
         )
     known = {tensor.untyped_storage().data_ptr() for tensor in (query, key, value, output)}
-    extra = [storage for pointer, storage in saved.items() if pointer not in known]
-    return {
-        "node": output.grad_fn.name(),  # type: ignore[union-attr]
-        "saved_bytes": sum(storage.nbytes() for storage in extra),
-        "saved_on_gpu_bytes": sum(storage.nbytes() for storage in extra if storage.device.type == device),
-        "requested_bytes": None if before is None else _requested(device) - before - output.untyped_storage().nbytes(),
-    }
-
-
-def _requested(device: str) -> Any:
-    """What is alive of what the GPU's allocator was asked for; None on a CPU."""
-    if device != "cuda":
-        return None
-    torch.cuda.synchronize()
-    return torch.cuda.memory_stats()["requested_bytes.all.current"]
+    extra = (storage.nbytes() for pointer, storage in saved.items() if pointer not in known)
+    return {"node": output.grad_fn.name(), "saved_bytes": sum(extra)}  # type: ignore[union-attr]

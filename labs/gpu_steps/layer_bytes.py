@@ -30,7 +30,6 @@ def measure_layer_bytes(
         ledger_bytes: what autograd saved.
         requested_bytes, allocated_bytes: what was requested from the allocator, and the blocks that it gave; None on a
             CPU.
-        blocks: the number of blocks.  largest_rounding_bytes: the most that a block has beyond its tensor.
     """
     tp = TensorParallel()
     if configuration.tensor_parallel:
@@ -68,8 +67,6 @@ def measure_layer_bytes(
         del graph
         found["requested_bytes"] = sum(requested for requested, _ in new)
         found["allocated_bytes"] = sum(size for _, size in new)
-        found["blocks"] = len(new)
-        found["largest_rounding_bytes"] = max(size - requested for requested, size in new)
     return found
 
 

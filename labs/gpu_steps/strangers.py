@@ -79,8 +79,8 @@ class Predictions:
         if not file.exists():  # a plan that does not fit is an answer, with exit code 1
             raise RuntimeError((errors.decode(errors="replace").strip().splitlines() or ["failed"])[-1])
         found = json.loads(file.read_text())
-        planned = ("asked", "bill", "ways")
-        row[kind] = _recorded(found) if kind == "record_fake" else {key: found[key] for key in planned}
+        kept = ("total_bytes", "peak_bytes", "notes") if kind == "record_fake" else ("asked", "bill", "ways")
+        row[kind] = {key: found[key] for key in kept}
 
     def stop(self) -> None:
         """Kill the processes that still run, and remove their files."""
@@ -104,9 +104,8 @@ def measure_real_step(name: str, sizes: str, device: str) -> dict[str, Any]:
     """Run two plain training steps with AdamW on a GPU, and measure the second, which has optimizer states.
 
     Returns: bytes by the allocator; on a CPU only sizes and parameters.
-        before_bytes: between steps.
-        peak_bytes: the peak of forward and backward.  step_peak_bytes: of the whole step, with the optimizer's.
-        cublas_bytes: cuBLAS's workspaces.  memory_reserved: the most that the allocator reserved.
+        peak_bytes: the peak of forward and backward.
+        cublas_bytes: cuBLAS's workspaces.
     """
     from gpu_steps.models import FACTORIES
 
@@ -125,31 +124,15 @@ def measure_real_step(name: str, sizes: str, device: str) -> dict[str, Any]:
     for _ in range(2):
         if device == "cuda":
             torch.cuda.synchronize()
-            found["before_bytes"] = torch.cuda.memory_allocated()
             torch.cuda.reset_peak_memory_stats()
         model(**inputs).loss.backward()
         if device == "cuda":
             torch.cuda.synchronize()
             found["peak_bytes"] = torch.cuda.max_memory_allocated()
         optimizer.step()
-        if device == "cuda":
-            torch.cuda.synchronize()
-            found["step_peak_bytes"] = torch.cuda.max_memory_allocated()
         optimizer.zero_grad()
     if device == "cuda":
         before = torch.cuda.memory_allocated()
         torch._C._cuda_clearCublasWorkspaces()
         found["cublas_bytes"] = before - torch.cuda.memory_allocated()
-        found["memory_reserved"] = torch.cuda.max_memory_reserved()
     return found
-
-
-def _recorded(result: dict[str, Any]) -> dict[str, Any]:
-    """The numbers of a recorded step, without its thousands of rows."""
-    by_kind: dict[str, int] = {}
-    for row in result.get("peak", []):
-        by_kind[row["kind"]] = by_kind.get(row["kind"], 0) + row["bytes"]
-    return {
-        "kept_bytes": result["total_bytes"], "peak_bytes": result.get("peak_bytes"), "peak_by_kind": by_kind,
-        "notes": result["notes"],
-    }  # fmt: skip

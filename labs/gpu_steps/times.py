@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from actmem.config import ModelShape
-from actmem.formulas.flops import layer_overhead
 from actmem.parallel.groups import tensor_parallel
 from actmem_course.lab_tools.held_bytes import layer_runner
 from actmem_course.lab_tools.timing import Stopwatch, Work, time_in_turns
@@ -19,29 +18,22 @@ def measure_modes(shape: ModelShape, ranks: Ranks, dtype: torch.dtype, rounds: i
     """Time one layer under sequence parallelism in every mode of recomputation, and its matmuls alone, in turns.
 
     Returns:
-        rows: one for each mode and one for the matmuls: median seconds, the overhead over no recomputation, and the
-            FLOPs that the mode adds, as a share.
+        rows: one for each mode and one for the matmuls: median seconds, and the overhead over no recomputation.
         matmul_share: the seconds of the matmuls alone divided by the layer's without recomputation.
-        matmul_flops: of the matmuls alone, forward and backward, on this rank.
     """
-    modes = ("none", "selective", "elementwise", "full")
     work: dict[str, Work] = {
         mode: layer_runner(shape, tensor_parallel(sequence_parallel=True), ranks.device, dtype, mode).work()
-        for mode in modes
+        for mode in ("none", "selective", "elementwise", "full")
     }
     work["matmuls alone"] = matmuls_alone(shape, ranks, dtype)
     timed = time_in_turns(work, ranks, rounds=rounds)
     whole = timed.medians("none")["combined_seconds"]
-    rows = []
-    for name in work:
-        row: dict[str, Any] = {"mode": name, **timed.medians(name)}
-        row["over_none"] = None if name == "none" else timed.over(name, "none")
-        row["flops_overhead"] = float(layer_overhead(shape, name)) if name in modes else None
-        rows.append(row)
     return {
         "matmul_share": timed.medians("matmuls alone")["combined_seconds"] / whole,
-        "matmul_flops": 3 * _forward_flops(shape, ranks.size),
-        "rows": rows,
+        "rows": [
+            {"mode": name, **timed.medians(name), "over_none": None if name == "none" else timed.over(name, "none")}
+            for name in work
+        ],
     }
 
 
@@ -74,12 +66,6 @@ def matmuls_alone(shape: ModelShape, ranks: Ranks, dtype: torch.dtype) -> Work:
             torch.matmul(left.mT, gradient)
 
     return Work(forward, backward)
-
-
-def _forward_flops(shape: ModelShape, t: int) -> int:
-    """Of one rank's matmuls in forward: 24sbh² + 4s²bh, divided by t."""
-    _, b, h, s = shape.letters()
-    return (24 * s * b * h * h + 4 * s * s * b * h) // t
 
 
 def matmul_rate(device: str, size: int, rounds: int, dtype: torch.dtype = torch.bfloat16) -> dict[str, Any]:

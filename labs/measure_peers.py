@@ -36,7 +36,7 @@ from actmem_course.figures.text import overhead_text
 from actmem_course.figures.units import milliseconds, size_text
 from actmem_course.lab_tools import options
 from actmem_course.lab_tools.held_bytes import Runner, held_by
-from actmem_course.lab_tools.machine import EMULATED, clock_name, described
+from actmem_course.lab_tools.machine import EMULATED, clock_name
 from actmem_course.lab_tools.output import screen_of, show_progress, write_rows
 from actmem_course.lab_tools.tables import numbers, table, two_lines
 from actmem_course.lab_tools.timing import Work, time_in_turns
@@ -68,13 +68,11 @@ def main() -> int:
     with ranks(args, real_tensors=True) as here:
         screen = screen_of(here.rank)
         rows = measure_peers(shape, here, getattr(torch, dtype), rounds=args.rounds)
-        screen.print(peers_table(rows, f"One layer by others: {described(shape, here, dtype)}"))
+        screen.print(peers_table(rows, f"One layer by others: {options.described(shape, here, dtype)}"))
         screen.print(NOTE)
         screen.print(f"Medians of {args.rounds} rounds ({clock_name(here.device)}), and below them the 95% interval.")
         if any(row["name"] == OUR_COLLECTIVE for row in rows):
             screen.print(OVER_GLOO)
-        if note := options.shortened(shape):
-            screen.print(note)
         if here.emulated:
             screen.print(EMULATED)
         write_rows(args.json, here.rank, rows)

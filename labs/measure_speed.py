@@ -27,7 +27,7 @@ from actmem_course.figures.text import overhead_text
 from actmem_course.figures.units import milliseconds, size_text
 from actmem_course.lab_tools import options
 from actmem_course.lab_tools.held_bytes import Runner, held_by, layer_runner
-from actmem_course.lab_tools.machine import EMULATED, clock_name, described, first_that_fits
+from actmem_course.lab_tools.machine import EMULATED, clock_name, first_that_fits
 from actmem_course.lab_tools.output import WRONG, gather_rows, screen_of, show_progress, write_rows
 from actmem_course.lab_tools.tables import numbers, red_if, table, two_lines
 from actmem_course.lab_tools.timing import time_in_turns
@@ -84,14 +84,12 @@ def main() -> int:
         if args.trace:
             trace(args.trace, *place)
         wrong = [row for row in gather_rows(here, rows) if not row["exact"]]
-        title = f"Table 4 measured: {described(shape, here, dtype)}"
+        title = f"Table 4 measured: {options.described(shape, here, dtype)}"
         screen.print(speed_table(rows, title))
         screen.print(
             f"Medians of {args.rounds} rounds ({clock_name(here.device)}); overheads by round, with half of their 95% "
             "interval. “within”: no more than noise can make."
         )
-        if note := options.shortened(shape):
-            screen.print(note)
         if here.emulated:
             screen.print(EMULATED)
         for row in wrong:

@@ -41,12 +41,8 @@ class Call(NamedTuple):
         Args:
             dtype: the dtype of Q, K and V, such as "bfloat16".
         """
-        widths, heads, lengths = (
-            (self.width, self.value_width),
-            (self.heads, self.key_heads),
-            (self.tokens, self.tokens),
-        )
-        return AttentionCall(dtype, *widths, *heads, *lengths, causal=self.causal, dropout=self.dropout)
+        _, heads, key_heads, width, value_width, tokens, causal, dropout = self
+        return AttentionCall(dtype, width, value_width, heads, key_heads, tokens, tokens, False, causal, dropout)
 
 
 #: Heads of one rank of 8, but for the models that one GPU holds.

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -12,10 +11,6 @@ from rich.table import Table
 from actmem.rows import Row, compare, total
 from actmem_course.lab_tools.output import WRONG
 from actmem_course.lab_tools.tables import numbers, red_if, table, two_lines, words
-from actmem_tools.command_line import counted
-
-if TYPE_CHECKING:
-    from actmem_course.ranks import Ranks
 
 
 def layer_result(
@@ -121,9 +116,3 @@ def reasons_table(extra: Iterable[Row]) -> Table:
     for term, reason in {row.term: row.extra for row in extra if row.extra}.items():
         reasons.add_row(term, reason)
     return reasons
-
-
-def ranks_in_words(here: Ranks) -> str:
-    """Return the number of ranks, the device and torch's version as a line of text, for a title."""
-    how = f"emulated rank 0 of {here.size}" if here.emulated else counted(here.size, "rank")
-    return f"{how} on {here.device}, torch {version('torch')}"

@@ -1,11 +1,17 @@
 """Options that several labs have. ``actmem_course.arguments`` has the parser, ``actmem_course.ranks`` the ranks."""
 
+from __future__ import annotations
+
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from actmem.config import PAPER_MODELS, ModelShape, check_size, model_shape
 from actmem_course.arguments import LabParser, add_json_argument
-from actmem_course.lab_tools.machine import usual_dtype
+from actmem_course.lab_tools.machine import ranks_in_words, usual_dtype
+
+if TYPE_CHECKING:
+    from actmem_course.ranks import Ranks
 
 #: Bytes of one activation element, by the dtype's name on the command line.
 ELEMENT_SIZES = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -77,12 +83,16 @@ def layer_shapes(args: argparse.Namespace) -> list[ModelShape]:
     return shapes
 
 
-def shortened(shape: ModelShape) -> str:
-    """Return a sentence for the user if a layer was shortened (``layer_shapes``) because of memory, else ""."""
-    paper = PAPER_MODELS["22B"].shape
-    if shape.seq_length < paper.seq_length and shape.with_sizes(seq_length=paper.seq_length) == paper:
-        return f"The 22B model's layer with {shape.seq_length:,} of its {paper.seq_length:,} tokens: more do not fit."
-    return ""
+def described(shape: ModelShape, here: Ranks, dtype: str) -> str:
+    """Return lines of text for a title: the sizes and the dtype; the ranks, the device and torch's version.
+
+    A third line says if the layer was shortened because of memory (``layer_shapes``).
+    """
+    a, b, h, s = shape.letters()
+    lines, paper = f"s={s} b={b} h={h} a={a}, {dtype}\n{ranks_in_words(here)}", PAPER_MODELS["22B"].shape
+    if s < paper.seq_length and shape.with_sizes(seq_length=paper.seq_length) == paper:
+        lines += f"\nThe 22B model's layer with {s:,} of its {paper.seq_length:,} tokens: more do not fit."
+    return lines
 
 
 def add_dtype_argument(parser: argparse.ArgumentParser) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from measure_parity import FORMS
-from measure_speed import speed_shape, timing_parser
+from measure_speed import speed_shape
 from rich.table import Table
 
 from actmem.config import ModelShape, Parallel, check_layer
@@ -48,7 +48,7 @@ LEAST_ROUNDS = 10
 
 @lab
 def main() -> int:
-    parser = timing_parser("measure_communication.py", __doc__ or "")
+    parser = options.timing_parser("measure_communication.py", __doc__ or "")
     args = parser.parse_args()
     with parser.refusing():
         size = check_ranks(args, parser.prog, "json")

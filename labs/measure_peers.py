@@ -11,14 +11,13 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
-from measure_speed import PARTS, speed_shape, timing_parser
+from measure_speed import PARTS, speed_shape
 from rich.table import Table
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -57,7 +56,7 @@ OVER_GLOO = (
 
 @lab
 def main() -> int:
-    parser = timing_parser("measure_peers.py", __doc__ or "")
+    parser = options.timing_parser("measure_peers.py", __doc__ or "")
     args = parser.parse_args()
     with parser.refusing():
         size = check_ranks(args, parser.prog, "json")
@@ -224,7 +223,7 @@ def measure_peers(shape: ModelShape, here: Ranks, dtype: torch.dtype, *, rounds:
             **timed.medians((mode, name)),
             "ours": None if name == OURS else timed.over((mode, OURS), (mode, name)),
             "over": None if mode == "none" else timed.over((mode, name), ("none", name)),
-            **asdict(held[mode, name]),
+            **held[mode, name],
         }
         for mode, name in work
     ]

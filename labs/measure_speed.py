@@ -9,7 +9,7 @@ Exit code 0 if every layer holds what its formula says, 1 if any does not, 2 on 
 
 import argparse
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from actmem.formulas.activations import eq2, layer_extra_rows, layer_rows
 from actmem.formulas.flops import layer_overhead
 from actmem.parallel.groups import tensor_parallel
 from actmem.rows import total
-from actmem_course.arguments import LabParser, add_rank_arguments
 from actmem_course.figures.text import overhead_text
 from actmem_course.figures.units import milliseconds, size_text
 from actmem_course.lab_tools import options
@@ -69,7 +68,7 @@ VARIANTS = (
 
 @lab
 def main() -> int:
-    parser = timing_parser("measure_speed.py", __doc__ or "")
+    parser = options.timing_parser("measure_speed.py", __doc__ or "")
     options.add_file_argument(parser, "trace", "write rank 0's profiler trace, to open in https://ui.perfetto.dev")
     args = parser.parse_args()
     with parser.refusing():
@@ -101,15 +100,6 @@ def main() -> int:
         if args.trace:
             screen.print(f"wrote {args.trace}", soft_wrap=True)
     return 1 if wrong else 0
-
-
-def timing_parser(script: str, doc: str) -> LabParser:
-    """Make the command-line parser of a lab that times a layer: options for sizes, ranks, dtype and rounds."""
-    parser = options.lab_parser(script, doc)
-    options.add_shape_arguments(parser, options.DEFAULT_LAYER)
-    add_rank_arguments(parser)
-    options.add_timing_arguments(parser)
-    return parser
 
 
 def speed_shape(args: argparse.Namespace, size: int, dtype: str) -> ModelShape:
@@ -155,7 +145,6 @@ def measure_speed(shape: ModelShape, here: Ranks, dtype: torch.dtype, *, rounds:
         name = variant.name
         layer = shape, Parallel(here.size, variant.sequence_parallel), variant.recompute, dtype.itemsize
         predicted = total(layer_rows(*layer)) + total(layer_extra_rows(*layer, here.device))
-        own = asdict(held[name])
         rows.append({
             "name": name,
             "sequence_parallel": variant.sequence_parallel,
@@ -166,8 +155,8 @@ def measure_speed(shape: ModelShape, here: Ranks, dtype: torch.dtype, *, rounds:
             "flops_overhead": float(layer_overhead(shape, variant.recompute)),
             "paper_overhead_percent": paper.TABLE4[variant.paper_row].overhead_percent,
             "predicted_bytes": predicted,
-            **own,
-            "exact": own["held_bytes"] == predicted,
+            **held[name],
+            "exact": held[name]["held_bytes"] == predicted,
         })  # fmt: skip
     return rows
 

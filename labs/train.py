@@ -14,7 +14,6 @@ from torch import Tensor
 
 from actmem.config import ConfigError, ModelShape, check_layer, check_size, check_vocab_size
 from actmem.formulas.activations import TABLE2, Configuration
-from actmem.layers.gpt import GPT
 from actmem.layers.transformer import TransformerLayer
 from actmem.parallel.weights import child_seed
 from actmem_course.arguments import add_rank_arguments
@@ -93,24 +92,17 @@ def train(
     model = lab6.make_model(job.shape, job.mode, None, dropout=job.dropout, **place)
     optimizer = torch.optim.AdamW(model.parameters(), lr=lab6.LEARNING_RATE)
     batch_size = lab6.NUM_MICROBATCHES * job.shape.micro_batch_size
+    streams = next(layer.streams for layer in model.modules() if isinstance(layer, TransformerLayer))
     losses: list[float] = []
     for step in range(job.num_steps):
         batch = lab6.batch(text, step, job.shape.seq_length, batch_size)
         microbatches = list(zip(*(part.chunk(lab6.NUM_MICROBATCHES) for part in batch)))
-        seed_dropouts(model, step)
+        # Which elements a step drops depends only on its number, not on the steps before.
+        streams.replicated.manual_seed(child_seed(lab6.SEED, "dropout", step))
+        streams.sharded.manual_seed(child_seed(lab6.SEED, "dropout", step, model.tp.rank))
         losses.append(lab6.training_step(model, optimizer, microbatches, lab6.MAX_NORM))
         on_step(step + 1, losses[-1])
     return losses
-
-
-def seed_dropouts(model: GPT, step: int) -> None:
-    """Seed the random-number generators of the model's dropouts with the step's number.
-
-    So which elements a step drops depends only on its number, not on the steps before.
-    """
-    streams = next(layer.streams for layer in model.modules() if isinstance(layer, TransformerLayer))
-    streams.replicated.manual_seed(child_seed(lab6.SEED, "dropout", step))
-    streams.sharded.manual_seed(child_seed(lab6.SEED, "dropout", step, model.tp.rank))
 
 
 if __name__ == "__main__":

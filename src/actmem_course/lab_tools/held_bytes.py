@@ -59,21 +59,13 @@ def _backward(output: Tensor) -> None:
     output.backward(output.detach())
 
 
-@dataclass(frozen=True)
-class Held:
-    """Measured bytes of one runner, without those that existed before forward (parameters and input).
+def held_by(runner: Runner) -> dict[str, int]:
+    """Measure the bytes of a runner, without those that existed before forward (parameters and input).
 
-    Attributes:
-        held_bytes: bytes held between forward and backward, counted by the ledger.
-        peak_bytes: the most bytes alive at once in forward or backward; gradients of parameters count.
+    Returns: what labs write to JSON.
+        ``held_bytes``: bytes held between forward and backward, counted by the ledger.
+        ``peak_bytes``: the most bytes alive at once in forward or backward; gradients of parameters count.
     """
-
-    held_bytes: int
-    peak_bytes: int
-
-
-def held_by(runner: Runner) -> Held:
-    """Measure the bytes that a runner holds between forward and backward, and its peak. Nothing is timed."""
     for _ in range(2):  # workspaces, compiled kernels and cached weights are made once
         with record(runner.module) as ledger:
             output = runner.module(runner.leaf.clone())
@@ -82,7 +74,7 @@ def held_by(runner: Runner) -> Held:
         runner.clear_gradients()
     peak = _allocator_peak(runner) if runner.leaf.is_cuda else live_peak(runner)
     runner.clear_gradients()
-    return Held(ledger.total_bytes, peak)
+    return {"held_bytes": ledger.total_bytes, "peak_bytes": peak}
 
 
 def _allocator_peak(runner: Runner) -> int:

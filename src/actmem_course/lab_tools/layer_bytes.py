@@ -79,7 +79,10 @@ def print_layers(screen: Console, rows: list[dict[str, Any]], title: str, extra:
     """
     screen.print(layers_table(rows, title))
     if extra:
-        screen.print(reasons_table(extra))
+        reasons = table("", "extra", words("why it is kept, and why the paper leaves it out"))
+        for term, reason in {row.term: row.extra for row in extra if row.extra}.items():
+            reasons.add_row(term, reason)
+        screen.print(reasons)
     wrong = [row for row in rows if not row["exact"]]
     for row in wrong:
         screen.print(f"{row['configuration']}, rank {row['rank']}:\n{row['disagreement']}", style=WRONG, markup=False)
@@ -108,11 +111,3 @@ def layers_table(rows: Iterable[Mapping[str, Any]], title: str) -> Table:
         cells = (f"{row[f'{kind}_bytes']:,}" for kind in ("predicted", "extra", "measured", "difference"))
         layers.add_row(two_lines(label, f"  sbh({row['formula']})"), *cells, style=red_if(not row["exact"]))
     return layers
-
-
-def reasons_table(extra: Iterable[Row]) -> Table:
-    """Make a table of what the paper leaves out: each term once, with its reason."""
-    reasons = table("", "extra", words("why it is kept, and why the paper leaves it out"))
-    for term, reason in {row.term: row.extra for row in extra if row.extra}.items():
-        reasons.add_row(term, reason)
-    return reasons

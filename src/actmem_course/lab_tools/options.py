@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from actmem.config import PAPER_MODELS, ModelShape, check_size, model_shape
-from actmem_course.arguments import LabParser, add_json_argument
+from actmem_course.arguments import LabParser, add_json_argument, add_rank_arguments
 from actmem_course.lab_tools.machine import ranks_in_words, usual_dtype
 
 if TYPE_CHECKING:
@@ -101,11 +101,15 @@ def add_dtype_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=tuple(ELEMENT_SIZES), default="bfloat16", help=meaning)
 
 
-def add_timing_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add --dtype and --rounds to a parser; ``check_timing`` reads them."""
+def timing_parser(script: str, doc: str) -> LabParser:
+    """Make the parser of a lab that times a layer: options for sizes, ranks, dtype and rounds (``check_timing``)."""
+    parser = lab_parser(script, doc)
+    add_shape_arguments(parser, DEFAULT_LAYER)
+    add_rank_arguments(parser)
     meaning = "of the activations (default: bfloat16 on GPUs that have it, else float16; float32 on CPUs)"
     parser.add_argument("--dtype", choices=tuple(ELEMENT_SIZES), help=meaning)
     parser.add_argument("--rounds", type=int, default=20, metavar="N", help="how often each is timed (default: 20)")
+    return parser
 
 
 def check_timing(args: argparse.Namespace) -> str:

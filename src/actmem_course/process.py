@@ -24,6 +24,9 @@ def lab(main: Callable[..., int]) -> Callable[..., int]:
 
     The line names the rank and the cause. Ctrl-C prints nothing. Characters that the terminal's encoding doesn't have
     are replaced.
+
+    Args:
+        main: the lab's function, which returns the exit code.
     """
 
     @wraps(main)
@@ -71,7 +74,11 @@ def leave(code: int) -> NoReturn:
 
 
 def cause_of(error: BaseException) -> str:
-    """Describe an error in one line: what happened, and at which line of the course's files."""
+    """Return a line of text that says what happened, and at which line of the course's files.
+
+    Args:
+        error: an exception that was raised, with its traceback.
+    """
     lines = [line.strip() for line in str(error).strip().splitlines()] or [""]
     text = lines[0][:200]
     if isinstance(error, OSError) and error.strerror and not isinstance(error, (ConnectionError, TimeoutError)):

@@ -28,12 +28,25 @@ def split_heads(qkv: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def merge_heads(context: Tensor, micro_batch_size: int) -> Tensor:
-    """Rearrange attention's output of n heads, ``[b·n, s, d]``, to ``[s, b, nd]``."""
+    """Rearrange the output of n heads, ``[b·n, s, d]``, to ``[s, b, nd]``.
+
+    Args:
+        context: the output of ``core_attention``, ``[b·n, s, d]``.
+        micro_batch_size: b.
+    """
     return context.transpose(0, 1).reshape(context.shape[1], micro_batch_size, -1)
 
 
 def core_attention(q: Tensor, k: Tensor, v: Tensor, dropout=lambda weights: weights) -> Tensor:
-    """Compute causal attention: softmax(QKᵀ), ``dropout``, times V. q, k, v and the result are ``[b·n, s, d]``.
+    """Compute causal attention: dropout(softmax(QKᵀ/√d)) · V.
+
+    Args:
+        q: ``[b·n, s, d]`` for n heads of size d.
+        k: ``[b·n, s, d]``.
+        v: ``[b·n, s, d]``.
+        dropout: a function of the attention weights ``[b·n, s, s]``, which returns a tensor of the same shape.
+
+    Returns: ``[b·n, s, d]``.
 
     Source: 2205.05198 figure 3.
     """
@@ -56,8 +69,9 @@ class Dropouts:
     """A layer's dropouts: ``core`` for the attention weights, ``block`` for the outputs of attention and MLP.
 
     Args:
-        p: the dropout probability.
-        core, block: the random generator of each; None for torch's default generator.
+        p: the dropout probability, from 0 to 1.
+        core: the random-number generator of the attention weights' dropout; None for torch's default generator.
+        block: the random-number generator of the outputs' dropouts; None for torch's default generator.
 
     Saves: for each dropout a mask of 1 byte per element.
     """
@@ -78,7 +92,7 @@ class LayerWeights:
 
     Attributes:
         num_attention_heads: a, the heads of all ranks together.
-        qkv_weight: its rows are those of Q, then of K, then of V.
+        qkv_weight: its rows are those of Q, then of K, then of V, each head by head.
     """
 
     num_attention_heads: int
@@ -96,7 +110,7 @@ class LayerWeights:
     down_bias: Tensor
 
     def named(self) -> dict[str, Tensor]:
-        """Return the twelve parameters by name."""
+        """Return the twelve parameters by their names, such as "qkv_weight"."""
         return {field.name: getattr(self, field.name) for field in fields(self)[1:]}
 
     def map(self, function) -> LayerWeights:
@@ -104,9 +118,14 @@ class LayerWeights:
         return replace(self, **{name: function(name, tensor) for name, tensor in self.named().items()})
 
     def part(self, rank: int, t: int) -> LayerWeights:
-        """Return rank ``rank``'s shard: QKV and up are split by output features, projection and down by input features.
+        """Return copies of one rank's shards of unsharded parameters.
 
-        Norms and the biases of projection and down are not split.
+        QKV and up are split by output features, projection and down by input features. The parameters of the norms, and
+        the biases of projection and down, are not split.
+
+        Args:
+            rank: the rank's number, from 0 to t − 1.
+            t: how many ranks share the layer.
         """
 
         def cut(name: str, tensor: Tensor) -> Tensor:
@@ -122,7 +141,15 @@ class LayerWeights:
 def random_weights(
     hidden_size: int, num_attention_heads: int, seed: int = 0, dtype=torch.float64, device="cpu"
 ) -> LayerWeights:
-    """Draw random parameters of an unsharded layer; the same seed gives the same values on every rank."""
+    """Draw random parameters of an unsharded layer; the same seed gives the same values on every rank.
+
+    Args:
+        hidden_size: h.
+        num_attention_heads: a.
+        seed: of the random numbers.
+        dtype: of the parameters; they are drawn in float64 and then converted.
+        device: of the parameters; they are drawn on the CPU and then moved.
+    """
     h, generator = hidden_size, torch.Generator().manual_seed(seed)
     sizes = {
         "norm1": (h,),
@@ -146,9 +173,9 @@ def attention(x: Tensor, w: LayerWeights, dropout=lambda weights: weights, core=
 
     Args:
         x: ``[s, b, h]``.
-        w: the layer's parameters.
-        dropout: applied to the attention weights.
-        core: a function to call in place of ``core_attention``.
+        w: the layer's parameters, unsharded.
+        dropout: a function that is applied to the attention weights, such as ``Dropouts.core``.
+        core: a function to call in place of ``core_attention``, with the same arguments (q, k, v, dropout).
 
     Returns: ``[s, b, h]``.
     """
@@ -157,7 +184,14 @@ def attention(x: Tensor, w: LayerWeights, dropout=lambda weights: weights, core=
 
 
 def mlp(x: Tensor, w: LayerWeights) -> Tensor:
-    """Compute the MLP of x ``[s, b, h]``: a linear from h to 4h, GeLU, a linear from 4h to h."""
+    """Compute the MLP of x ``[s, b, h]``: a linear from h to 4h, GeLU, a linear from 4h to h.
+
+    Args:
+        x: ``[s, b, h]``.
+        w: the layer's parameters, of which those of up and down are used.
+
+    Returns: ``[s, b, h]``.
+    """
     return F.linear(gelu(F.linear(x, w.up_weight, w.up_bias)), w.down_weight, w.down_bias)
 
 
@@ -166,9 +200,9 @@ def layer(x: Tensor, w: LayerWeights, dropouts: Dropouts, core=core_attention) -
 
     Args:
         x: ``[s, b, h]``.
-        w: the layer's parameters.
-        dropouts: its dropouts.
-        core: a function to call in place of ``core_attention``.
+        w: the layer's parameters, unsharded.
+        dropouts: the layer's three dropouts: ``core`` of the attention weights, ``block`` of both outputs.
+        core: a function to call in place of ``core_attention``, with the same arguments (q, k, v, dropout).
 
     Returns: ``[s, b, h]``.
 

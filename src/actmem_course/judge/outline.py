@@ -25,10 +25,11 @@ def lab_of_file(script: Path, doc: str) -> Lab:
     """Return the lab that a learner's file belongs to.
 
     Args:
-        script: the learner's file.
-        doc: the file's docstring; its line "Lab 2: …" names the lab, else the file's name does.
+        script: the path of the learner's file.
+        doc: the file's docstring.  A line "Lab 2: …" in it names the lab; without such a line the file's name does, if
+            it begins with "lab2".
 
-    Raises: ConfigError if neither names a lab.
+    Raises: ConfigError if neither the docstring nor the file's name names a lab.
     """
     number = re.search(r"^Lab (\d+):", doc, re.MULTILINE) or re.match(r"lab(\d+)", script.stem)
     labs = [lab for lab in ALL_LABS if number and lab.name.startswith(f"lab{number[1]}_")]
@@ -56,8 +57,9 @@ def solution_module(name: str) -> ModuleType:
 def case_of(exercise: Exercise) -> Callable:
     """Import an exercise's case: the function that tests an answer.
 
-    Returns: a function that takes a ``CaseRun`` and records observations in it.  It raises Wrong for what is wrong
-        without any comparison with our solution.  It returns a remark for a right answer, or None.
+    Returns: a function that takes a ``CaseRun``, calls the answer, and records in the CaseRun what it observes; the
+        judge compares these observations with those of our solution.  Some mistakes show without this comparison; for
+        these the function raises Wrong.  It returns None, or a text to show the learner if the answer is right.
     """
     return getattr(_module("cases", lab_of(exercise).name), exercise.case or exercise.function)
 

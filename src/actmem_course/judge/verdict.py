@@ -17,9 +17,9 @@ class Fault:
 
     Attributes:
         symptom: which result differs, how, and on which ranks.
-        repair: what to do.
-        cause: what in the code leads to the symptom.
-        names_ranks: whether the symptom already says which ranks it is about.
+        repair: what the learner should do.
+        cause: what in the learner's code leads to the symptom.
+        names_ranks: whether the symptom already says on which ranks the result differs.
         explains: whether the symptom explains the mistake by itself.  A stated mistake is then named only if it gives
             exactly the same observations.
     """
@@ -31,7 +31,7 @@ class Fault:
     explains: bool = False
 
     def after(self, words: str) -> Fault:
-        """Return the same fault with ``words`` put before the symptom."""
+        """Return a copy of this fault with ``words`` put before the symptom."""
         return replace(self, symptom=words + self.symptom)
 
 
@@ -40,13 +40,13 @@ class Verdict:
     """The outcome of one exercise.
 
     Attributes:
-        exercise: its number, such as "2.1".
-        function: the function's name.
+        exercise: the exercise's number, such as "2.1".
+        function: the name of the exercise's function.
         status: PASSED, OPEN, BLOCKED, SKIPPED, WRONG or ERROR.
-        diagnosis: the symptom, in words for the learner; if the exercise has passed, a remark or "".
+        diagnosis: the symptom, a text that the learner reads; if the exercise has passed, a remark or "".
         where: file and line of the error, such as "lab2.py:30", or "".
-        cause: what in the code leads to the symptom.
-        repair: what to do.
+        cause: what in the learner's code leads to the symptom.
+        repair: what the learner should do.
     """
 
     exercise: str
@@ -59,20 +59,31 @@ class Verdict:
 
     @property
     def why(self) -> list[str]:
-        """The lines that a learner can be told after the symptom: the cause, and then the repair."""
+        """The lines that a learner can be told after the symptom: "why: " with the cause, "do: " with the repair."""
         labelled = (("why", self.cause), ("do", self.repair))
         return [f"{label}: {text}" for label, text in labelled if text]
 
 
 def mend(repair: str, cause: str = "") -> Fault:
-    """Make a fault with repair and cause but no symptom, as advice for an observation that finds the symptom itself."""
+    """Make a fault without a symptom, as advice for an observation, which finds the symptom by itself.
+
+    Args:
+        repair: what the learner should do.
+        cause: what in the learner's code may lead to the symptom.
+    """
     return Fault("", repair, cause)
 
 
 class Wrong(Exception):
     """Raised by a check if the learner's code does not do what the exercise asks for.
 
-    Args: symptom, repair and cause of a ``Fault``.
+    Args:
+        symptom: what is wrong; the judge cuts it to 1,000 characters.
+        repair: what the learner should do.
+        cause: what in the learner's code leads to the symptom.
+
+    Attributes:
+        finding: these three as a ``Fault``.
     """
 
     def __init__(self, symptom: str, repair: str = "", cause: str = ""):
@@ -81,7 +92,7 @@ class Wrong(Exception):
 
 
 def clipped(text: str, most: int = 200) -> str:
-    """Cut a text to at most ``most`` characters, with "…" at the end if anything is cut."""
+    """Return a text cut to at most ``most`` characters, with "…" at the end if anything is cut."""
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
@@ -89,7 +100,7 @@ def refuse(faults: Iterable[tuple]) -> None:
     """Raise Wrong for the first fault whose condition is true; do nothing if no condition is.
 
     Args:
-        faults: tuples ``(condition, symptom[, repair[, cause]])``.
+        faults: tuples ``(condition, symptom[, repair[, cause]])``, where the texts are those of ``Wrong``.
     """
     for condition, *words in faults:
         if condition:

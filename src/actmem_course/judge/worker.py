@@ -57,7 +57,11 @@ class Worker:
         self.judged: dict[str, tuple[list[str], Verdict]] = {}
 
     def tell(self, **message: Any) -> None:
-        """Send the parent a message."""
+        """Send the parent a message.
+
+        Args:
+            message: the message's keys and values, which JSON can hold: printed="a line".
+        """
         self.line.send_bytes(json.dumps(message, ensure_ascii=False).encode())
 
     def listen(self) -> None:
@@ -78,8 +82,8 @@ class Worker:
         Args:
             file: the learner's file.
 
-        Returns: the place, in words; and for how many seconds the case's latest call of a learner's function has been
-            running (infinite if it is the first call).
+        Returns: a text that names the place ("rank 1 is at lab2.py:30, in mlp"); and for how many seconds the case's
+            latest call of a learner's function has been running (infinite if it is the case's first call).
         """
         rank = self.judging and self.judging.running
         if not rank:
@@ -167,7 +171,9 @@ def names_in(path: Path, source: bytes) -> dict:
 
     Args:
         path: the file's path.
-        source: its text; tracebacks show this text, even if the file has been saved again since.
+        source: the file's contents; tracebacks show these, even if the file has been saved again since.
+
+    Returns: the names with their values.
     """
     code = compile(source, str(path), "exec")
     if str(path.parent) not in sys.path:

@@ -64,7 +64,10 @@ def main() -> int:
 
 
 def check_options(args: Namespace) -> tuple[ModelShape, Parallel]:
-    """Return the model's shape and the parallel sizes that the options ask for.
+    """Return the model's shape, and how the ranks share the model, as the options ask for.
+
+    Args:
+        args: the parsed options.
 
     Raises: ConfigError if options contradict each other.
     """
@@ -90,7 +93,7 @@ def predicted(shape: ModelShape, parallel: Parallel, recompute: str, device: str
     Args:
         shape: the model's sizes.
         parallel: how ranks share the model.
-        recompute: what backward recomputes, one of MODES.
+        recompute: what backward recomputes: "none", "selective", "elementwise" or "full".
         device: "cpu" or "cuda", for which the bytes are predicted.
     """
     model = PlannedGPT("model", shape).on(device)
@@ -138,7 +141,7 @@ def counted_peak(shape: ModelShape, tensor: bool, sequence: bool, recompute: str
         shape: the model's sizes.
         tensor: whether the ranks share every layer by tensor parallelism.
         sequence: whether they also use sequence parallelism.
-        recompute: what backward recomputes, one of MODES.
+        recompute: what backward recomputes: "none", "selective", "elementwise" or "full".
     """
     tp = tensor_parallel(sequence_parallel=sequence) if tensor else TensorParallel()
     model = GPT(shape, tp, recompute=recompute, dtype=torch.bfloat16)

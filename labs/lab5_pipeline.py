@@ -80,7 +80,7 @@ def free_output(output: torch.Tensor) -> None:
 
 # 5.4: read “Recompute only what does not fit”
 def how_many_fit(budget_bytes: int, in_flight: int, full_bytes: int, recomputed_bytes: int) -> int:
-    """Return how many of the microbatches in flight can save all their activations, if the others are recomputed.
+    """Return how many microbatches in flight can save all their activations, if the other microbatches are recomputed.
 
     A microbatch is in flight on a rank from its forward until its backward there.
 

@@ -61,7 +61,11 @@ class Step:
 
 
 def steps(ranks: int) -> list[Step]:
-    """Return the labs to run on ``ranks`` ranks, in order."""
+    """Return the labs to run, in order.
+
+    Args:
+        ranks: how many ranks there are, by which some arguments are chosen.
+    """
     return [
         Step(f"Table 2 on {counted(ranks, 'rank')}", "measure_table2.py"),
         Step("Parity with one device", "measure_parity.py"),

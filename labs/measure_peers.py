@@ -171,7 +171,7 @@ class WithMask(nn.Module):
     """This course's layer with a causal mask that is made once, as in PlainLayer, and not in every forward pass.
 
     Args:
-        layer: the layer.
+        layer: this course's layer, which takes the mask as its second argument.
         mask: the causal mask, from ``causal_mask``.
     """
 

@@ -223,7 +223,7 @@ def measure(plan: Plan, here: Ranks, dtype: torch.dtype) -> dict[str, Any]:
     Every rank must call this function.
 
     Args:
-        plan: the step.
+        plan: the step to run: the model's sizes, the schedule, and how ranks share the model.
         here: this rank.
         dtype: of the weights and activations.
 

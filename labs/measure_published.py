@@ -56,6 +56,9 @@ def main() -> int:
 def predictions(runs: list[PublishedRun]) -> dict[str, tuple[int, int]]:
     """Predict all runs that have a command.
 
+    Args:
+        runs: the published runs, from ``published_runs``.
+
     Returns: for each run, by its name, the predicted bytes: those allocated at the peak, and those reserved.
     """
     return {run.name: prediction(run.command, run.recomputes, run.held) for run in runs if run.command}

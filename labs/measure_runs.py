@@ -51,6 +51,9 @@ def pairs_table(pairs: list[LoggedPair]) -> Table:
 
     Its columns are the setting with the formula below it, the GPU, by how many bytes the activations of the two runs
     differ by formula and as logged, and logged minus formula.
+
+    Args:
+        pairs: the pairs, from ``logged_pairs``.
     """
     compared = table("Two runs of Megatron-LM's tests: by how many bytes their activations differ", *columns("GPU"))
     for pair in pairs:
@@ -65,6 +68,9 @@ def runs_table(runs: list[NanotronRun]) -> Table:
 
     Its columns are the run's sizes, the moment of the step at which rank 0 is predicted to hold most (such as "loss"),
     the predicted and the logged peak in MiB, and the difference in percent.
+
+    Args:
+        runs: the runs, from ``nanotron_runs``.
     """
     compared = table("1.1B Llama under nanotron, H100s: peak of rank 0, MiB", *columns("at its peak in"))
     for run in runs:
@@ -85,6 +91,10 @@ def columns(second: str) -> list[Column]:
 
 def results(pairs: list[LoggedPair], runs: list[NanotronRun]) -> dict:
     """Make the dict that --json writes.
+
+    Args:
+        pairs: the pairs, from ``logged_pairs``.
+        runs: the runs, from ``nanotron_runs``.
 
     Returns: a dict with these keys:
         "pairs": a dict for each pair of logged runs: the fields of ``LoggedPair``; "formula_bytes", by how many bytes

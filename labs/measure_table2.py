@@ -76,6 +76,10 @@ def needed_bytes(shape: ModelShape, dtype: torch.dtype) -> int:
     """Estimate the bytes that one rank needs for the largest configuration, the one without parallelism.
 
     These are the bytes that the layer saves, its weights, and two tensors of attention scores (as²b elements each).
+
+    Args:
+        shape: the layer's sizes.
+        dtype: of the weights and the input.
     """
     a, b, h, s = shape.letters()
     return eq1(shape, dtype.itemsize) + dtype.itemsize * (12 * h * h + 2 * a * s * s * b)

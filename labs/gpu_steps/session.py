@@ -91,7 +91,7 @@ class Session:
 
 
 def machine() -> dict[str, Any]:
-    """Return facts about the machine by name: device, memory, driver, versions of the software, commit of the course."""
+    """Return facts about the machine by name: device, memory, driver, versions of software, commit of the course."""
     found: dict[str, Any] = {
         "device": "CPU",
         "torch": torch.__version__,

@@ -49,7 +49,11 @@ def lab(main: Callable[..., int]) -> Callable[..., int]:
 
 
 def fail(error: BaseException) -> NoReturn:
-    """Print the error in one line and end this rank; the process that started the ranks then ends the others."""
+    """Print the error in one line and end this rank; the process that started the ranks then ends the other ranks.
+
+    Args:
+        error: an exception that was raised, with its traceback.
+    """
     if os.environ.get(TRACEBACK):
         traceback.print_exception(error)
     if isinstance(error, BrokenPipeError):  # who read the output has enough
@@ -66,6 +70,9 @@ def leave(code: int) -> NoReturn:
 
     Python's shutdown may wait for other ranks. It also aborts if a thread of gloo is still running and frees a tensor
     that has a Python object.
+
+    Args:
+        code: the exit code.
     """
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):

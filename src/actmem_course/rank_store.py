@@ -25,7 +25,11 @@ class BadMessage(ValueError):
 
 
 def encoded(value: object) -> bytes:
-    """Convert a value to a message: the bytes that ``torch.save`` writes."""
+    """Convert a value to a message: the bytes that ``torch.save`` writes.
+
+    Args:
+        value: made of plain Python values, tensors and sets, which ``decoded`` can read.
+    """
     written = io.BytesIO()
     torch.save(value, written)
     return written.getvalue()
@@ -33,6 +37,9 @@ def encoded(value: object) -> bytes:
 
 def decoded(message: bytes) -> Any:
     """Convert a message back to the value that ``encoded`` was given. CUDA tensors are moved to this rank's GPU.
+
+    Args:
+        message: bytes from ``encoded``, perhaps of another rank.
 
     Raises:
         BadMessage: The message has anything but plain values, tensors and sets.

@@ -53,7 +53,13 @@ class Ranks:
     store: RankStore = RankStore()
 
     def gather(self, value: object) -> list:
-        """Collect a value from every rank, in rank order; if emulated, the list has this rank's value only."""
+        """Collect a value from every rank, in rank order; every rank must call this method.
+
+        Args:
+            value: this rank's value, made of plain Python values, tensors and sets.
+
+        Returns: the values; if emulated, this rank's value only.
+        """
         return self.store.gather(value)
 
 
@@ -143,7 +149,7 @@ def join_group(device: str) -> None:
 
 
 def start_ranks(script: str, arguments: list[str], size: int) -> int:
-    """Run a script as ``size`` ranks on this machine, and wait for them. If one fails, the others are killed.
+    """Run a script as ``size`` ranks on this machine, and wait for them. If one rank fails, the other ranks are killed.
 
     Args:
         script: the path of the Python file to run.

@@ -56,12 +56,25 @@ def core_attention(q: Tensor, k: Tensor, v: Tensor, dropout=lambda weights: weig
 
 
 def gelu(x: Tensor) -> Tensor:
-    """Compute GeLU with the tanh approximation. It saves its input for backward."""
+    """Compute GeLU with the tanh approximation, for x of any shape.
+
+    Saves: x.
+    """
     return F.gelu(x, approximate="tanh")
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Compute layer norm over the last dimension. It saves its input and two numbers per token for backward."""
+    """Compute layer norm over the last dimension.
+
+    Args:
+        x: ``[s, b, h]``.
+        weight: ``[h]``.
+        bias: ``[h]``.
+
+    Returns: ``[s, b, h]``.
+
+    Saves: x, and two numbers per token.
+    """
     return F.layer_norm(x, x.shape[-1:], weight, bias)
 
 
@@ -90,9 +103,22 @@ class Dropouts:
 class LayerWeights:
     """The parameters of one layer, or of one rank's shard of it. Weights are ``[out, in]``, as torch stores them.
 
+    Shapes are those of an unsharded layer. On one of t ranks, dimensions with * are divided by t.
+
     Attributes:
         num_attention_heads: a, the heads of all ranks together.
-        qkv_weight: its rows are those of Q, then of K, then of V, each head by head.
+        norm1_weight: ``[h]``.
+        norm1_bias: ``[h]``.
+        qkv_weight: ``[3h*, h]``; its rows are those of Q, then of K, then of V, each head by head.
+        qkv_bias: ``[3h*]``.
+        projection_weight: ``[h, h*]``.
+        projection_bias: ``[h]``.
+        norm2_weight: ``[h]``.
+        norm2_bias: ``[h]``.
+        up_weight: ``[4h*, h]``.
+        up_bias: ``[4h*]``.
+        down_weight: ``[h, 4h*]``.
+        down_bias: ``[h]``.
     """
 
     num_attention_heads: int
@@ -114,7 +140,11 @@ class LayerWeights:
         return {field.name: getattr(self, field.name) for field in fields(self)[1:]}
 
     def map(self, function) -> LayerWeights:
-        """Return a copy in which each parameter is replaced by ``function(name, parameter)``."""
+        """Return a copy in which each parameter is replaced by what a function returns.
+
+        Args:
+            function: takes a parameter's name and the parameter, and returns the new parameter.
+        """
         return replace(self, **{name: function(name, tensor) for name, tensor in self.named().items()})
 
     def part(self, rank: int, t: int) -> LayerWeights:

@@ -32,7 +32,7 @@ def table4_bars(count: int = len(paper.TABLE4)) -> Drawing:
     """Draw rows of the paper's table 4: milliseconds of one layer of the 22B model on 8 GPUs.
 
     Args:
-        count: How many rows, from the top, have their bar; the others have a question mark.
+        count: How many rows, from the top, have a bar; the rows below them have a question mark.
     """
     rows, shown = paper.TABLE4, list(paper.TABLE4)[:count]
     first, *_ = ends = [row.combined_ms for row in rows.values()]

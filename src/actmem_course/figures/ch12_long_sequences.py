@@ -29,7 +29,10 @@ _FILLS = {
 
 
 def cost(step: LongStep) -> str:
-    """Return a short text with what one of ``long_steps``, such as offloading, costs in each training step.
+    """Return a short text with what a step towards longer sequences costs in each training step.
+
+    Args:
+        step: one of ``long_steps``, such as offloading the layers' inputs.
 
     Returns: "copies 4.00 GiB" if bytes are copied to the host; else "each sends 4.00 GiB" if GPUs send bytes to each
         other; else the FLOPs added, such as "+33% FLOPs".

@@ -120,8 +120,8 @@ def shown_value(value: object) -> str:
 class Moves:
     """The current values of a cell's controls, and the figures drawn for them.
 
-    When a control moves, the controls below it may have to offer other values. Each then takes the value nearest to
-    the one that the reader had chosen.
+    When a control moves, the controls below it may have to offer other values. Each of these controls then takes the
+    value nearest to the value that the reader had chosen.
 
     Args:
         draw: A function that takes the controls' values by name and returns a Drawing, or a sequence of Drawings.

@@ -70,6 +70,9 @@ class PlotlyScript(anywidget.AnyWidget):
 
     A reloaded page gets all widgets of its kernel in one message, and ipywidgets gives up on an output whose widget is
     late. So plotly.js is not part of that message: the page requests it afterwards.
+
+    Args:
+        source: plotly.js as the text of a JavaScript module.
     """
 
     @classmethod

@@ -44,7 +44,7 @@ def extras_text(rows: Iterable[Row]) -> str:
     """Return a table, as text, of the tensors that the paper leaves out, each with the reason.
 
     Args:
-        rows: Any rows; those that the paper counts are skipped.
+        rows: Any rows; rows of tensors that the paper counts are skipped.
     """
     return text_table(
         ("extra", "bytes", "why the paper leaves it out"),

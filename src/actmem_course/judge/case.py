@@ -47,8 +47,8 @@ class CaseRun:
     The case calls functions of the judged file (``run["f"]`` is its function f) and records what it observes.
     Observations of the learner's file are compared later with those of our solution.
 
-    Random tensors depend only on the group and on how many were drawn before.  So each rank can compute the tensors of
-    the other ranks, and expected values need no collective.
+    Random tensors depend only on the group and on how many tensors were drawn before.  So each rank can compute the
+    tensors of the other ranks, and expected values need no collective.
 
     Args:
         functions: the names that the judged file defines, with their values.
@@ -57,7 +57,7 @@ class CaseRun:
             ranks.
         device: where tensors are made, "cpu" or "cuda".
         reference: the observations of another run on this rank, by name.  This run stops (raises Unlike) as soon as one
-            of its own observations differs from the one of the same name there.
+            of its own observations differs from the observation of that name in ``reference``.
 
     Attributes:
         rank: this rank's number in ``group``.
@@ -149,7 +149,10 @@ class CaseRun:
         return self.side.watching(self.members if self.group_name else None)
 
     def gather(self, value: object) -> list:
-        """Collect a Python value from every rank of the group; every rank must call it.
+        """Collect a Python value from every rank of the group; every rank must call this method.
+
+        Args:
+            value: this rank's value.
 
         Returns: the values, in the order of the group's ranks.
 

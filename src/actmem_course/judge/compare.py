@@ -37,7 +37,7 @@ def close(found: Tensor, expected: Tensor, tolerance: float = ROUNDING) -> bool:
 
 
 def summed(tensors: Iterable[Tensor]) -> Tensor:
-    """Return the elementwise sum of the ranks' tensors."""
+    """Return the elementwise sum of tensors of one shape, such as those of all ranks."""
     return reduce(torch.add, tensors)
 
 
@@ -166,12 +166,22 @@ def difference(found: Tensor, expected: Tensor, t: int = 1, sizes: Collection[in
 
 
 def is_mean(ratio: float, sizes: Collection[int]) -> bool:
-    """Return whether ``ratio`` is 1/n for one of the numbers n in ``sizes``, as after a mean over n elements."""
+    """Return whether a wrong factor may come from a mean over n elements where a sum belongs.
+
+    Args:
+        ratio: the factor by which a tensor differs from the right tensor.
+        sizes: the numbers n for which the factor may be 1/n.
+    """
     return any(math.isclose(ratio * n, 1) for n in sizes if n > 1)
 
 
 def factor(found: Tensor, expected: Tensor) -> float | None:
-    """Return the number c for which found = c · expected; None if there is no such number."""
+    """Return the number c for which found = c · expected, up to rounding; None if there is no such number.
+
+    Args:
+        found: the learner's tensor.
+        expected: the right tensor.
+    """
     norm = (expected * expected).sum().item()
     if not norm or found.shape != expected.shape:
         return None

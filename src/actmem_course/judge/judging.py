@@ -89,8 +89,8 @@ class Judge:
         """Accept an earlier verdict for an exercise whose source text hasn't changed, so that it isn't judged again.
 
         Args:
-            exercise: the exercise.
-            verdict: the earlier verdict on it.
+            exercise: the exercise, whose source text hasn't changed.
+            verdict: the verdict that was given before.
         """
         self._judged.add(exercise.number)
         if verdict.status == PASSED:

@@ -84,6 +84,9 @@ class LearnerProgress:
         The order is: the first hint, which asks a question; cause and repair of the latest verdict, if it was wrong;
         then the other hints, the last of which is nearly the answer.
 
+        Args:
+            exercise: the exercise for which the learner asks for a hint.
+
         Returns: the hints given so far, with the new one.
         """
         *symptom, cause, repair, told = self.wrong.get(exercise.number) or ["", "", 0]
@@ -126,5 +129,10 @@ class LearnerProgress:
 
 
 def reading(lab: Lab, exercise: Exercise) -> str:
-    """Return the notebook and the section that explain an exercise, as text: ``notebooks/….ipynb, “…”``."""
+    """Return a text that names the notebook and the section that explain an exercise: ``notebooks/….ipynb, “…”``.
+
+    Args:
+        lab: the lab to which the exercise belongs.
+        exercise: the exercise.
+    """
     return f"notebooks/{exercise.chapter or lab.chapter}.ipynb, “{exercise.section}”"

@@ -50,7 +50,7 @@ class ExerciseJudge:
         return ["", name_of_subgroup(self.ranks.size)] if self.exercise.takes_group and self.ranks.size > 1 else [""]
 
     def ours(self, group: str) -> RunOutcome:
-        """Run the case with our own solution; a second call for the same group returns the first one's outcome.
+        """Run the case with our own solution; a second call for the same group returns the first call's outcome.
 
         Args:
             group: the group's name, one of ``groups()``.
@@ -70,8 +70,8 @@ class ExerciseJudge:
         Args:
             spaces: for each rank, the names that the judged file defines, with their values.
             group: the group's name, one of ``groups()``.
-            reference: another run of the case; a rank stops as soon as one of its observations differs from the one of
-                the same name in that run.
+            reference: another run of the case; a rank stops as soon as one of its observations differs from the
+                observation of that name in ``reference``.
 
         Returns: the observations and the exception of each rank.
         """

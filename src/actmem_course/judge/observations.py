@@ -102,7 +102,7 @@ class Observation:
     name.
 
     Attributes:
-        name: what it is, in the words of a message.
+        name: the name of what was observed, as a message to the learner has it: "the gradient of x".
         value: the recorded value.
         repair: if it is wrong, what the learner should do.
         cause: if it is wrong, what may be the cause in the code.

@@ -57,6 +57,9 @@ def solution_module(name: str) -> ModuleType:
 def case_of(exercise: Exercise) -> Callable:
     """Import an exercise's case: the function that tests an answer.
 
+    Args:
+        exercise: an exercise of one of the labs.
+
     Returns: a function that takes a ``CaseRun``, calls the answer, and records in the CaseRun what it observes; the
         judge compares these observations with those of our solution.  Some mistakes show without this comparison; for
         these the function raises Wrong.  It returns None, or a text to show the learner if the answer is right.
@@ -65,5 +68,5 @@ def case_of(exercise: Exercise) -> Callable:
 
 
 def mistakes_of(exercise: Exercise) -> Sequence[Mistake]:
-    """Return the mistakes that we expect in an exercise and that the judge can name, the likelier first."""
+    """Return the stated mistakes of an exercise, which we expect and which the judge can name, the likelier first."""
     return lab_of(exercise).mistakes.get(exercise.number, ())

@@ -47,7 +47,7 @@ class Report:
         """Print a line of text in place of the line that ``begin`` shows.
 
         Args:
-            text: the line.
+            text: the line to print, such as "3 of 5 passed".
             style: a style of rich, such as "bold"; "" for plain text.
         """
         self._status.stop()

@@ -82,7 +82,7 @@ class SavedBytes:
         """Check that the function saves no copy of its input.  If the caller holds the input, it would be there twice.
 
         Args:
-            repair: what the learner should do if the function saves other tensors besides such copies.
+            repair: what the learner should do if the function also saves tensors other than x and copies of x.
 
         Returns: this object.
 

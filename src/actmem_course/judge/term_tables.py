@@ -73,7 +73,7 @@ def check_terms(
 
 
 def listed(names: Sequence[str], most: int = 3) -> str:
-    """Return a text with the first ``most`` names and the number of the others: "a, b, c and 2 more"."""
+    """Return a text with the first ``most`` names, and how many names follow them: "a, b, c and 2 more"."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 

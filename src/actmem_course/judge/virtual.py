@@ -104,7 +104,13 @@ class VirtualWork(dist.Work):
             rank.unwaited.append(self)
 
     def wait(self, timeout=None) -> bool:
-        """Let the other ranks run until all have called the collective, then copy the results."""
+        """Let the other ranks run until all ranks of the group have called the collective, then copy the results.
+
+        Args:
+            timeout: not used: virtual ranks that wait for ever are found at once.
+
+        Returns: True.
+        """
         if not self.over:
             self.over = True
             self._rank.unwaited = [work for work in self._rank.unwaited if work is not self]
@@ -328,7 +334,7 @@ class Watch:
 
     Attributes:
         collectives: the collectives, in the order in which they were called.
-        unwaited: those whose ``wait()`` was never called, each as "dist.all_reduce (lab2.py:30)".
+        unwaited: the collectives whose ``wait()`` was never called, each as "dist.all_reduce (lab2.py:30)".
         unrecorded: the first collective that ran outside an autograd.Function on a tensor that requires a gradient, so
             that autograd doesn't know of it, as "all_reduce (lab2.py:30)"; "" if there is none.
     """

@@ -73,7 +73,7 @@ def _backward(output: Tensor) -> None:
 
 @dataclass(frozen=True)
 class Held:
-    """Measured bytes of one runner, without those that existed before forward (parameters and input).
+    """Measured bytes of one runner.  Tensors that exist before forward (parameters and input) don't count.
 
     Attributes:
         held_bytes: bytes held between forward and backward, counted by the ledger.
@@ -88,6 +88,9 @@ def held_by(runner: Runner) -> Held:
     """Measure the bytes that a runner holds between forward and backward, and the peak of both passes.
 
     The module runs three times: twice under the ledger, of which the second run counts, and once for the peak.
+
+    Args:
+        runner: the module with its input.
     """
     for _ in range(2):  # workspaces, compiled kernels and cached weights are made once
         with record(runner.module) as ledger:
@@ -112,7 +115,10 @@ def _allocator_peak(runner: Runner) -> int:
 def live_peak(runner: Runner) -> int:
     """Return the most bytes of storages that are alive at once during forward and backward.
 
-    Call it after a first run of the module, so that buffers made only once don't count.
+    Call this function after a first run of the module, so that buffers made only once don't count.
+
+    Args:
+        runner: the module with its input; both, and the module's buffers, don't count.
     """
     live = LiveStorages([runner.leaf, *runner.module.parameters(), *runner.module.buffers()])
     live.peak_bytes = 0

@@ -51,12 +51,22 @@ def add_shape_arguments(parser: argparse.ArgumentParser, default: str = "tiny") 
 
 
 def shape_from(args: argparse.Namespace) -> ModelShape:
-    """Return the shape that --model and the options for sizes describe; raise ConfigError on impossible sizes."""
+    """Return the shape that --model and the options for sizes describe.
+
+    Args:
+        args: parsed options of ``add_shape_arguments``.
+
+    Raises: ConfigError on impossible sizes.
+    """
     return model_shape(args.model or "tiny").with_sizes(**_given(args))
 
 
 def names_a_shape(args: argparse.Namespace) -> bool:
-    """Return whether the user has given --model or an option for a size."""
+    """Return whether the user has given --model or an option for a size.
+
+    Args:
+        args: parsed options of ``add_shape_arguments``.
+    """
     return args.model is not None or bool(_given(args))
 
 
@@ -106,7 +116,10 @@ def add_timing_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check_timing(args: argparse.Namespace) -> str:
-    """Check --rounds, and return the name of the dtype: --dtype, or ``usual_dtype`` if that isn't given.
+    """Check --rounds, and return the name of the dtype: --dtype, or ``usual_dtype`` without --dtype.
+
+    Args:
+        args: parsed options of ``add_timing_arguments``, and --device, which is "cpu" or "cuda" by now.
 
     Raises:
         ConfigError: The number of rounds is not allowed.

@@ -42,7 +42,7 @@ def status(rank: int, text: str) -> Status:
 
 
 def gather_rows(here: Ranks, own: Iterable) -> list:
-    """Collect the results (dicts for JSON) of all ranks in one list, in rank order. Every rank must call it.
+    """Collect the results (dicts for JSON) of all ranks in one list, in rank order. Every rank must call this function.
 
     Args:
         here: this rank, with its connection to the other ranks, from ``actmem_course.ranks.ranks``.

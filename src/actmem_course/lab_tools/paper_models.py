@@ -88,7 +88,11 @@ class PaperStage:
 
 
 def num_microbatches(model: PaperModel) -> int:
-    """Return how many microbatches one iteration has without data parallelism."""
+    """Return how many microbatches one iteration has without data parallelism.
+
+    Args:
+        model: one of the paper's models, from PAPER_MODELS.
+    """
     return model.global_batch_size // model.shape.micro_batch_size
 
 

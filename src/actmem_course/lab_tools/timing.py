@@ -30,20 +30,31 @@ WARM_UP = 2
 
 @dataclass(frozen=True)
 class Sample:
-    """The seconds of one timed step's forward and backward."""
+    """The times of one step.
+
+    Attributes:
+        forward_seconds: Seconds of forward.
+        backward_seconds: Seconds of backward.
+    """
 
     forward_seconds: float
     backward_seconds: float
 
     @property
     def seconds(self) -> float:
-        """Forward and backward together."""
+        """Seconds of forward and backward together."""
         return self.forward_seconds + self.backward_seconds
 
 
 @dataclass(frozen=True)
 class Work:
-    """Code to be timed.  One step runs ``backward(forward())``; after it ``finish()`` cleans up, which isn't timed."""
+    """Code to be timed.  One step runs ``backward(forward())``, and then ``finish()``, which isn't timed.
+
+    Attributes:
+        forward: runs forward, and returns its output.
+        backward: runs backward; it takes forward's output.
+        finish: cleans up after a step, such as freeing gradients; by default it does nothing.
+    """
 
     forward: Callable[[], Any]
     backward: Callable[[Any], None]
@@ -80,7 +91,12 @@ class Stopwatch:
         return event
 
     def seconds(self, start: Any, end: Any) -> float:
-        """Return the seconds between two moments that ``mark`` returned; on CUDA call ``wait`` before."""
+        """Return the seconds between two moments; on CUDA call ``wait`` before.
+
+        Args:
+            start: the first moment, from ``mark``.
+            end: the second moment, from ``mark``.
+        """
         return start.elapsed_time(end) / 1000 if self._cuda else end - start
 
     def wait(self) -> None:

@@ -25,7 +25,7 @@ _WORKSPACE_BYTES = 8 * 4096 * 2**10
 
 
 def first_stage_layers(pipeline_parallel_size: int) -> int:
-    """Return how many layers rank 0 has, besides the embedding.
+    """Return how many transformer layers rank 0 has; it also has the embedding.
 
     nanotron distributes blocks (layers, and the output layer) by the elements of their weights: 4h² + 3hf for a layer,
     vh for the output layer. A rank gets blocks until their elements exceed 1/p of all elements; it keeps the block with

@@ -43,7 +43,7 @@ class RingState:
     sent_bytes: int
 
     def complete(self, rank: int, chunk: int) -> bool:
-        """Return whether a rank's copy of a chunk is the sum over all ranks."""
+        """Return whether the copy of chunk ``chunk`` on rank ``rank`` is the sum over all ranks."""
         return len(self.held[rank][chunk]) == len(self.held)
 
 

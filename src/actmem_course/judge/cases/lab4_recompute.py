@@ -111,7 +111,7 @@ def checkpoint_of_dropout(r: CaseRun) -> None:
 
 
 def seed_and_draw(device: str) -> None:
-    """Seed torch's default random generators, and draw a few numbers from the one of a device.
+    """Seed torch's default random generators, and draw a few numbers on a device.
 
     The draw stands for operations before a checkpoint.  Without this draw, a recomputation that wrongly restarts from
     the seed would draw the right numbers by accident.

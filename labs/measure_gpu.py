@@ -141,7 +141,7 @@ def measure_others(session: Session, args: Namespace, predictions: Predictions, 
 
     Args:
         session: runs the measurements, and gets their results.
-        args: the script's options.
+        args: the script's parsed options.
         predictions: starts the processes that predict.
         steps: the training steps, each a model's name and its sizes.
     """

@@ -146,7 +146,10 @@ class Case:
             first_that_fits({self.shape: self.largest_bytes()}, args, "use --emulate, or smaller sizes")
 
     def largest_bytes(self) -> int:
-        """Return the bytes of activations and weights on one rank in the first configuration, the unsharded layer."""
+        """Return the bytes of activations and weights on one rank in the configuration that needs most memory.
+
+        It is the first one, in which the layer's weights are not sharded and nothing is recomputed.
+        """
         e = self.dtype.itemsize
         weights = sum(one.numel() for one in LlamaLayer(self.shape, seed=0, device="meta").parameters())
         first = self.parallel(self.configurations[0], self.context)

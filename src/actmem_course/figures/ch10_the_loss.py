@@ -56,10 +56,10 @@ def _kind(row: Row) -> str:
 def loss_bars(shape: LlamaShape, t: int = 1, recompute: str = "none") -> Drawing:
     """Draw the bytes that all layers save on one of t ranks, and the peaks of four ways to compute the loss.
 
-    Activations have 16 bits.
+    The bytes are those of one microbatch, in 16 bits.
 
     Args:
-        shape: The model's sizes, with one microbatch.
+        shape: The model's sizes, with ``num_layers`` and ``vocab_size``.
         t: How many ranks share the layers, by tensor and sequence parallelism, and the loss.
         recompute: What backward recomputes in the layers: a mode such as "none", "selective" or "full".
     """
@@ -92,7 +92,8 @@ def loss_timeline(bill: StepBill, vocab_size: int, of: str) -> Drawing:
 
     Args:
         bill: The record of the step that ``watch_step`` made: every tensor, when it was alive, and its bytes.
-        vocab_size: Size of the vocabulary; a tensor whose last dimension has this size has logits or log P.
+        vocab_size: Size of the vocabulary. A tensor whose last dimension has this size is taken to be the logits, log P
+            or the gradient of one of them.
         of: Name of the loss, for the title.
     """
 

@@ -187,7 +187,7 @@ class Checks:
     def show(self) -> CheckLines | Fold:
         """Return the comparisons that were added since the last call, for a cell to display.
 
-        Up to three comparisons are shown as a line each; more are folded into one line.
+        Up to three comparisons are shown as a line each; for more there is one line, and a click shows all of them.
         """
         new = self._comparisons[self._num_shown :]
         self._num_shown = len(self._comparisons)

@@ -89,7 +89,7 @@ def choice(meaning: str, names: Sequence, start: Any) -> Control:
 
     Args:
         meaning: The label, such as "recomputation".
-        names: The values, one for each button; ``str`` of a value is the button's text.
+        names: The values, one for each button, with the value as its text.
         start: The value that is selected at first.
     """
     return Control(meaning, list(names), start, BUTTONS)

@@ -47,7 +47,7 @@ def boxes(all_boxes: Iterable[Box], text_size: int = 13) -> list[dict]:
     All boxes of one fill are one trace, empty frames first; the texts and hover texts come last.
 
     Args:
-        all_boxes: The boxes; later boxes of one fill cover earlier ones.
+        all_boxes: The boxes, in units of the diagram.
         text_size: Size of the letters in the boxes, in pixels.
     """
     every = list(all_boxes)

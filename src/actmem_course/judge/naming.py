@@ -125,8 +125,8 @@ class ExerciseJudge:
             group: the group of that run, one of ``groups()``.
 
         Returns: (mistake, None) with the first mistake whose run has the same observations and errors as the learner's,
-            or the same wrong costs if only costs are wrong.  If there is none: (None, mistake) with the first one that
-            gives the same wrong value of ``wrong[0]``; else (None, None).
+            or the same wrong costs if only costs are wrong.  If there is no such mistake: (None, mistake) with the
+            first mistake that gives the same wrong value of the observation ``wrong[0]``; else (None, None).
         """
         first_match: Mistake | None = None
         solution = inspect.getsource(self.module)

@@ -64,10 +64,10 @@ class BesideOurs:
     """One observation on one rank, from the learner's run and from our solution's, with the other ranks' values.
 
     Attributes:
-        found: the learner's run.
-        right: the run of our solution.
+        found: the learner's run, with the observations of all ranks.
+        right: the run of our solution, with the observations of all ranks.
         name: the observation's name.
-        rank: the rank's number.
+        rank: the number of the rank whose observation it is, from 0.
     """
 
     found: RunOutcome

@@ -34,7 +34,7 @@ _RUN = (
 
 
 class Stuck(Exception):
-    """The judge's process has died or takes too long.  The message, with the learner's line, is meant for a verdict."""
+    """The judge's process has died or takes too long.  The message is a verdict's text, with the learner's line."""
 
 
 class Outdated(Exception):

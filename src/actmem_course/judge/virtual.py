@@ -495,7 +495,7 @@ class VirtualRanks:
         """Run a job on each rank.
 
         Args:
-            job: a function of a ``VirtualRank``.
+            job: a function that takes the ``VirtualRank`` on which it runs.
             file: the path of the learner's file, whose lines are named in messages about collectives; "" for none.
 
         Returns: for each rank, what the job returned there, or the exception that it raised.

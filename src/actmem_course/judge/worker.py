@@ -111,12 +111,12 @@ class Worker:
         """Judge a file, and send the parent each verdict.
 
         Args:
-            command: the parent's message, with these keys: "lab", the lab's name; "file" and "source", the file's path
-                and text; "only", numbers of the exercises to judge, empty for all; "size", how many ranks;
-                "changed_only", whether an exercise whose text hasn't changed keeps its verdict.  Two keys tell a
-                process what others found that it replaces in this run: "passed", names of functions that have passed,
-                so other exercises may call them; and "endless", names of functions that ran too long, in whose place
-                other exercises get our solution's.
+            command: the parent's message, a dict with these keys: "lab", the lab's name; "file", the file's path;
+                "source", the file's text; "only", numbers of the exercises to judge, empty for all; "size", how many
+                ranks; "changed_only", whether an exercise whose text hasn't changed keeps its verdict.  Two more keys
+                matter if this process replaces one that an answer has ended, and tell what that process found out:
+                "passed", names of functions that have passed, so other exercises may call them; and "endless", names of
+                functions that ran too long, in whose place other exercises get our solution's.
         """
         lab, path, source = load_lab(command["lab"]), Path(command["file"]), command["source"].encode("latin-1")
         exercises = lab.choose(command["only"], "only")

@@ -89,7 +89,7 @@ def hidden_collectives(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
         "pass": "forward" or "backward".
         "kind": "all-gather", "reduce-scatter" or "all-reduce".
         "ms": the milliseconds of the NCCL kernels of this kind.
-        "hidden_ms": the milliseconds of these during which another kernel ran, too.
+        "hidden_ms": the milliseconds of these during which a kernel that isn't NCCL's ran, too.
     """
     kernels = [event for event in events if event.get("cat") == "kernel"]
     others = [(event["ts"], event["ts"] + event["dur"]) for event in kernels if "nccl" not in event["name"].lower()]

@@ -161,8 +161,10 @@ class NanotronRun:
     """One run of the 1.1B Llama on H100s.
 
     Attributes:
-        gpus: How many GPUs it ran on.
-        dp, tp, pp: Sizes of data, tensor and pipeline parallelism.
+        gpus: How many GPUs the run had, dp · tp · pp.
+        dp: Size of data parallelism.
+        tp: Size of tensor parallelism.
+        pp: Size of pipeline parallelism.
         mbz: Sequences in a microbatch.
         logged_mib: ``torch.cuda.max_memory_allocated`` of rank 0, in MiB.
     """

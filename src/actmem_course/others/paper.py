@@ -107,11 +107,11 @@ SECTION5_ADDED_FLOPS_PERCENT = {"175B": 2.7, "530B": 1.6}
 
 @dataclass(frozen=True)
 class MicrobatchLevel:
-    """One result of appendix C: MFU with microbatch-level recomputation, and the gain over the run without it.
+    """One result of appendix C: microbatch-level recomputation.
 
     Attributes:
-        mfu_percent: Model FLOPs utilization, in percent.
-        gain_points: The gain, in percentage points, as printed.
+        mfu_percent: Model FLOPs utilization with microbatch-level recomputation, in percent.
+        gain_points: By how many percentage points that is more than without it, as printed.
     """
 
     mfu_percent: float

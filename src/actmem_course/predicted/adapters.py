@@ -58,14 +58,15 @@ def adapter_rows(
 ) -> list[Row]:
     """List what one adapter saves for backward.
 
-    In 16 bits without dropout that is 2sb(in + r) bytes: the input, 2sb·in, which other linears may save too, and the
-    narrow tensor between A and B. In all other forms the adapter saves its own copy of the input.
+    In 16 bits without dropout these are 2sb(in + r) bytes: the input, 2sb·in, which other linears may save too, and the
+    narrow tensor between A and B. In float32, under autocast, or with dropout the adapter saves a copy of the input of
+    its own.
 
     Args:
         tokens: s·b.
         sizes: (input features, output features) of the linear.
         rank: r, the adapter's rank.
-        adapters: the adapter's dtype, one of ADAPTERS.
+        adapters: how the adapter computes: IN_16_BITS, IN_FLOAT32 or UNDER_AUTOCAST.
         dropout: whether the adapter's input has dropout.
         mask_bytes: bytes of an element of the dropout mask: 1 on a GPU; on a CPU the mask has the input's dtype.
     """

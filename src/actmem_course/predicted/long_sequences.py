@@ -47,10 +47,10 @@ class LongStep:
 def mlp_peak_bytes(tokens: int, hidden_size: int, ffn_hidden_size: int, tile: int | None = None) -> int:
     """Return the peak bytes of a gated MLP's forward and backward in 16 bits, without weights and their gradients.
 
-    Without tiles these are 6h + 10f bytes per token: 6h for x, y and y's gradient; 10f for gate and up, their
-    gradients, and the gradient of the down projection's input. With tiles it is the larger of two moments: at the end,
-    when the tiles of x's gradient are joined, 10h per token; before that, 8h per token plus 10f − 2h per token of the
-    last tile.
+    Without tiles these are 6h + 10f bytes per token: 6h for the input x, the output y and y's gradient; 10f for gate
+    and up, their gradients, and the gradient of the down projection's input. With tiles the peak is the larger of two
+    moments: at the end, when the tiles of x's gradient are joined, 10h per token; before that, 8h per token plus
+    10f − 2h per token of the last tile.
 
     Args:
         tokens: how many tokens the MLP processes.

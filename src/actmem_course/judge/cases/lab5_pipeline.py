@@ -93,8 +93,8 @@ def one_forward_one_backward(r: CaseRun) -> None:
 def interleaved(r: CaseRun) -> str:
     """Judge the learner's interleaved schedules.
 
-    Returns: a remark if fewer forward passes run ahead than in our schedule.  That is right too, as long as sends take
-        no time.
+    Returns: a remark if fewer forward passes run ahead than in our schedule, which is right as long as sends take no
+        time; else "".
     """
     _see_orders(r, (2, 4, 2), (4, 8, 2), (4, 4, 3), (3, 9, 2))
     longer = peak_in_flight(schedule.interleaved(4, 2, 8))[0] > peak_in_flight(on_paper(r, 4, 8, 2))[0]

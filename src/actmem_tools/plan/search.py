@@ -267,8 +267,8 @@ def held_bytes(
 ) -> int:
     """Return how many bytes a rank holds at its peak that depend on the mode of recomputation.
 
-    These are what forward passes have saved, and what backward allocates.  With the bytes of ``rows_of_all_modes`` they make
-    up ``rank_bill``.  They don't depend on data parallelism, so a search computes them once for many layouts.
+    These are what forward passes have saved, and what backward allocates.  ``rank_bill`` is made of them and of
+    ``rows_of_all_modes``.  They don't depend on data parallelism, so a search computes them once for many layouts.
 
     Args:
         model: what is trained.

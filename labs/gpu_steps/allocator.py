@@ -19,8 +19,9 @@ def measure_reserved(shape: ModelShape, batches: tuple[int, ...], device: str, d
         device: "cpu" or "cuda".
         dtype: of the weights and the input.
 
-    Returns: "reserved_before_bytes", reserved before the first run; and "rows", one for each size, with the most bytes
-        allocated so far and the bytes reserved after the run, on the GPU and in the model. No rows on a CPU.
+    Returns: a dict with "reserved_before_bytes", the bytes reserved before the first run; and "rows", one for each
+        size, with the most bytes allocated so far and the bytes reserved after the run, on the GPU and in the model.
+        On a CPU there are no rows.
     """
     if device != "cuda":
         return {"rows": []}

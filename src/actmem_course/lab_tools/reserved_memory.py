@@ -77,7 +77,8 @@ def allocator_bytes(
 
     Args:
         model: a model whose parameters are fake tensors.
-        inputs: the inputs of each microbatch: a tuple for ``model(*inputs)`` or a dict for ``model(**inputs)``.
+        inputs: the inputs of each microbatch: a tuple for ``model(*inputs)``, a dict for ``model(**inputs)``, any other
+            value for ``model(inputs)``.
         optimizer: of the model's parameters.
         num_microbatches: how many microbatches a step has.
 

@@ -1,7 +1,8 @@
 """The memory wall: train one rank of the 22B model for two steps with no more memory than the paper's GPU has.
 
-Weights, gradients, Adam's states and every layer's activations are real, and the planner predicts their bytes.  If it
-predicts more than the GPU has, torch should run out of memory.  With each technique of the paper less memory is needed.
+Weights, gradients, Adam's states and every layer's activations are real, and the planner (``actmem plan``) predicts
+their bytes.  If it predicts more than the GPU has, torch should run out of memory.  With each technique of the paper
+less memory is needed.
 """
 
 import re

@@ -75,7 +75,7 @@ def floor_lines(shape: ModelShape, tensor_parallel_size: int) -> Drawing:
 
 @dataclass(frozen=True)
 class Curve:
-    """A line over t.
+    """A line over t, the number of ranks that share a layer.
 
     Attributes:
         name: The line's name in the legend.

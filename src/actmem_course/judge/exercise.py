@@ -130,7 +130,7 @@ def replacing(old: str, *mistakes: tuple[str, str, str]) -> list[Mistake]:
 
 
 def ways(old: str, *new: str) -> list[Mapping[str, str]]:
-    """Make several edits of our solution that are different ways to make one mistake.
+    """Make several edits of our solution, each of which makes the same mistake in another way.
 
     Args:
         old: the piece of our solution's source text that all edits replace.

@@ -1,4 +1,7 @@
-"""Judge the exercises of a learner's file on virtual ranks, and turn what happened on each rank into one verdict."""
+"""Judge the exercises of a learner's file on virtual ranks, and turn what happened on each rank into one verdict.
+
+Virtual ranks are threads of one process. On each of them runs the exercise's case, the function that tests it.
+"""
 
 from __future__ import annotations
 

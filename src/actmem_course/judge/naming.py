@@ -1,7 +1,8 @@
 """Judge one exercise: run its case with the learner's code and with ours, compare, and name the mistake.
 
-A stated mistake explains a learner's run if our solution, edited so that it makes this mistake, gives the same
-observations on every rank.
+A case is the function that tests an exercise. It records observations, such as results and saved bytes. A stated
+mistake is one that we expect learners to make; it is written as edits of our solution. It explains a learner's run if
+our solution, so edited, gives the same observations as the learner's code on every rank.
 """
 
 import inspect

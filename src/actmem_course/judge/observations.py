@@ -1,4 +1,4 @@
-"""Observations: what a case records on a rank, such as a result, a gradient, saved bytes or collectives.
+"""Observations: what a case (the function that tests an exercise) records on a rank, such as a result or saved bytes.
 
 Each kind of observation has a class.  It decides whether the learner's observation is right, by comparing it with that
 of our solution, and describes what is wrong with it.
@@ -443,7 +443,10 @@ class TensorSeen(Observation):
 
 
 class SingleTensor(TensorSeen):
-    """A tensor that may be computed in float32: it may differ from our solution's by ``SINGLE_PRECISION``."""
+    """A tensor that may be computed in float32.
+
+    It may differ from our solution's by ``SINGLE_PRECISION``, 1e-5, of the largest value.
+    """
 
     tolerance = SINGLE_PRECISION
 

@@ -1,4 +1,4 @@
-"""Find labs, and import their exercises, cases and solutions.
+"""Find labs, and import their exercises, cases (the functions that test exercises) and solutions.
 
 This module doesn't import torch.  Cases and solutions do, so each is imported only when it is needed.
 """

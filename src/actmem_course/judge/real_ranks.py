@@ -1,4 +1,4 @@
-"""Judge under torchrun: run the same cases on real ranks, with gloo or NCCL.
+"""Judge under torchrun: run the cases (the functions that test exercises) on real ranks, with gloo or NCCL.
 
 If the learner's collectives don't match, they hang until torchrun's timeout; on virtual ranks the judge names the
 mismatch.

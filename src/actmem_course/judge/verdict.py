@@ -1,4 +1,8 @@
-"""``Verdict``, the judge's answer for an exercise; ``Fault``, what is wrong; and the exceptions that end a case."""
+"""``Verdict``, the judge's answer for an exercise; ``Fault``, what is wrong; and the exceptions that end a case.
+
+A case is the function that tests an exercise. The symptom is what the learner sees to be wrong, such as a result; the
+cause is what in the code leads to it; the repair is what to do.
+"""
 
 from __future__ import annotations
 
@@ -127,7 +131,7 @@ class OtherGroup(Wrong):
 
 
 class PeerStopped(BaseException):
-    """This rank can't continue, because another rank has ended the case; the reason is reported there."""
+    """Ends the case on this rank, because another rank has ended it; the reason is reported on that other rank."""
 
 
 class Unlike(Exception):

@@ -1,7 +1,8 @@
 """The judge's process: it judges the files that its parent (``judge.parent``) names.
 
-It runs the learner's file once for each virtual rank, judges its exercises, and sends messages to the parent through a
-pipe.  The parent watches it: it notices if the process dies or takes too long, and asks at which line it is.
+It runs the learner's file once for each virtual rank (a thread that acts as a rank), judges its exercises, and sends
+messages to the parent through a pipe.  The parent watches the process: it notices if the process dies or takes too
+long, and asks at which line the learner's code is.
 """
 
 import ast
@@ -45,7 +46,7 @@ class Worker:
     """Judges whenever the parent asks, and remembers verdicts, so that unchanged exercises aren't judged again.
 
     Args:
-        line: the pipe to the parent process.
+        line: the end of the pipe through which this process and its parent send each other messages.
     """
 
     def __init__(self, line: Connection):

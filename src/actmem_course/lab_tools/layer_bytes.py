@@ -1,4 +1,8 @@
-"""Compare predicted and measured bytes of one layer in several configurations, and print the results as a table."""
+"""Compare predicted and measured bytes of one layer in several configurations, and print the results as a table.
+
+A row (``actmem.rows.Row``) has the bytes of one saved tensor; its term is the tensor's name. A configuration is a
+combination of parallelism and recomputation.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Time several candidates fairly: they take turns, so that whatever slows the machine slows all of them.
+"""Time several candidates (such as a layer in several modes) in turns, so that whatever slows the machine slows all.
 
 A machine's speed drifts with other programs, heat and clock rates.  So each round runs every candidate once, in a new
 random order, and candidates are compared within a round.  Forward and backward are timed separately.

@@ -1,6 +1,7 @@
 """Simulate a pipeline schedule: when does each action run, how long are ranks idle, what do they hold over time?
 
-Every action starts as soon as its rank is free and its input has arrived.
+An action is the forward ("F") or backward ("B") pass of one microbatch through one model chunk. Every action starts as
+soon as its rank is free and its input has arrived.
 """
 
 from collections.abc import Callable, Iterator

@@ -445,7 +445,7 @@ class TensorSeen(Observation):
 class SingleTensor(TensorSeen):
     """A tensor that may be computed in float32.
 
-    It may differ from our solution's by ``SINGLE_PRECISION``, 1e-5, of the largest value.
+    It may differ from our solution's by rounding in float32: by ``SINGLE_PRECISION`` of the largest value.
     """
 
     tolerance = SINGLE_PRECISION

@@ -26,7 +26,10 @@ def layer_rows(
     """List the tensors that one layer saves for backward on one rank, one row each.
 
     Args:
-        recompute: a mode's name, a set of tensors' names to drop, or a dict from names to actions such as "offload".
+        shape: the sizes of the layer and of one microbatch.
+        parallel: how the ranks share the layer; only t and ``sequence_parallel`` are read.
+        recompute: a mode's name such as "selective", a set of tensors' names to drop, or a dict from names to actions
+            such as "offload".
         element_size: bytes of an activation element.
 
     Returns: up to 15 rows in the order of the forward pass; 12 under selective, 7 under elementwise and 1 under full
@@ -104,8 +107,15 @@ def layer_bytes(
 ) -> int:
     """Predict the bytes that one layer saves on one rank, in any mode of recomputation.
 
-    Equations 1, 2 and 4 give the bytes in the modes of table 2. For tensors dropped one by one it sums ``layer_rows``.
-    The arguments are those of ``layer_rows``.
+    Equations 1, 2 and 4 give the bytes in the modes of table 2. For tensors dropped one by one the bytes are the sum of
+    ``layer_rows``.
+
+    Args:
+        shape: the sizes of the layer and of one microbatch.
+        parallel: how the ranks share the layer; only t and ``sequence_parallel`` are read.
+        recompute: a mode's name such as "selective", a set of tensors' names to drop, or a dict from names to actions
+            such as "offload".
+        element_size: bytes of an activation element: 2, 4 or 8.
     """
     check_layer(shape, parallel)
     region = Recompute.of(recompute).region
@@ -160,15 +170,18 @@ def layer_extra_rows(
     """List the tensors that a real layer saves on one rank and the paper does not count.
 
     Args:
-        recompute: as for ``layer_rows``.
+        shape: the sizes of the layer and of one microbatch.
+        parallel: how the ranks share the layer; only t and ``sequence_parallel`` are read.
+        recompute: a mode's name such as "selective", a set of tensors' names to drop, or a dict from names to actions
+            such as "offload".
         element_size: bytes of an activation element.
         device_type: "cpu" or "cuda".
 
     Returns: rows, each with its reason in ``extra``:
         the layer-norm statistics, on a CPU in the activations' dtype, on CUDA in float32;
         the causal mask, 1 byte an element, if backward recomputes the softmax;
-        random-number states: one if the core attention is recomputed as a region, two if the whole layer is, which has
-        two dropout generators. A dropout mask recomputed on its own needs no state: its recipe holds the seed.
+        random-number states: one if the core attention is recomputed as a region, two if the whole layer is, because it
+        has two dropout generators. A dropout mask recomputed on its own needs no state: its recipe holds the seed.
     Raises: ConfigError if t ranks can't share the layer, and on another device type.
     """
     check_layer(shape, parallel)
@@ -201,7 +214,7 @@ class Configuration:
         name: the row's name in the labs' JSON files.
         tensor_parallel: False for the row without any parallelism.
         sequence_parallel: whether the t ranks also split the sequence.
-        recompute: a mode's name.
+        recompute: a mode's name: "none", "selective", "elementwise" or "full".
         template: the formula, with placeholders for the coefficients that depend on the element size.
     """
 
@@ -217,7 +230,7 @@ class Configuration:
         return self.template.format(all=16 * e + 2, whole=4 * e + 2, cut=12 * e, core=2 * e + 1, own=10 * e, input=e)
 
     def parallel(self, tensor_parallel_size: int) -> Parallel:
-        """Return how t ranks share the layer in this row; in the first row one rank has all of it."""
+        """Return how t ranks share the layer in this row; without tensor parallelism one rank has all of it."""
         t = tensor_parallel_size if self.tensor_parallel else 1
         return Parallel(tensor_parallel_size=t, sequence_parallel=self.sequence_parallel)
 

@@ -22,12 +22,13 @@ class SavedTensor:
 
     Attributes:
         module: name of the innermost module that was running; "" for the root.
-        op: the torch function, or the autograd Function, that saved it.
+        op: the name of the torch function, or of the autograd Function, that saved it.
         argument: which input of ``op`` the tensor is ("0", "1", …, or a keyword); "" for a tensor that ``op`` made
             itself.
+        shape: the tensor's shape; of a strided nested tensor the number of its elements.
         dtype: a torch.dtype, or its name in a row of a file.
         bytes: this tensor's share of its storage; the shares of one storage add up to its size.
-        line: file and line of the call.
+        line: file and line of the call that saved it, such as "gpt.py:112".
         kind: one of ``STORAGE_KINDS``.
         held_by: what keeps the tensor alive if autograd doesn't, such as a cache; "" if autograd does.
         made_by: the operation of torch's dispatcher that made the tensor; "" if it existed before.
@@ -89,7 +90,13 @@ def fold(rows: Iterable[SavedTensor]) -> list[SavedTensor]:
 
 
 def folded_name(names: list[str]) -> str:
-    """Return one name for names that differ only in their numbers: ``layers.0-3.norm``, or ``layers.0,2.norm``."""
+    """Return one name for several names that differ only in their numbers.
+
+    Args:
+        names: such as ``["layers.0.norm", "layers.1.norm"]``.
+
+    Returns: a name with ranges, such as ``layers.0-3.norm`` or ``layers.0,2.norm``.
+    """
     columns = zip(*(map(int, _NUMBER.findall(name)) for name in names))
     ranges = iter([_range(sorted(set(column))) for column in columns])
     return _NUMBER.sub(lambda _: next(ranges), names[0])
@@ -107,7 +114,7 @@ _SHOWN = 30
 
 
 def lines_of(rows: Iterable[SavedTensor]) -> list[tuple[str, ...]]:
-    """Return for each row the cells of its line in a table, as strings, in the order of ``HEADINGS``."""
+    """Return for each row a tuple of strings, the cells of its line in a table whose columns are ``HEADINGS``."""
     return [
         (
             f"{row.bytes:,}",
@@ -143,7 +150,7 @@ def aligned(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 
 def ledger_text(ledger: Any) -> str:
-    """Return a ledger as text: its total, the bytes of each kind, and its largest rows."""
+    """Return a ``Ledger`` as text: its total, the bytes of each kind, and its largest rows."""
     kinds = ", ".join(f"{kind} {size:,}" for kind, size in ledger.by_kind().items())
     host = f", and {ledger.host_bytes:,} B in the host's memory" if ledger.host_bytes else ""
     head = f"{ledger.total_bytes:,} B ({size_text(ledger.total_bytes)}) stay for backward{host}: {kinds or 'nothing'}"
@@ -158,7 +165,7 @@ def rows_text(rows: Iterable[SavedTensor], most: int = _SHOWN) -> str:
 
 
 def bill_text(bill: Any) -> str:
-    """Return a StepBill as text: the bytes at the peak, the bytes of each kind there, and the largest rows."""
+    """Return a ``StepBill`` as text: the bytes alive at the peak, the same by kind, and the largest rows."""
     head = f"peak {bill.peak_bytes:,} B ({size_text(bill.peak_bytes)}), in {bill.peak_phase}"
     kinds = [(f"{size:,}", kind) for kind, size in bill.by_kind().items()]
     return "\n\n".join([head, aligned(("bytes", "kind"), kinds), rows_text(bill.peak)])

@@ -49,7 +49,8 @@ def draw_normal(parameter: nn.Parameter, tp: TensorParallel, seed: int | None) -
 
     Args:
         parameter: this rank's shard, with the attribute ``partition_dim``; or a replicated weight without it.
-        seed: the same on all ranks; None draws one by ``fresh_seed``.
+        tp: the ranks that share the weight.
+        seed: the weight's seed, the same on all ranks; None draws one by ``fresh_seed``.
     """
     seed = fresh_seed() if seed is None else seed
     if parameter.is_meta or type(parameter.data) is not Tensor:
@@ -108,7 +109,11 @@ class ParallelModule(nn.Module):
     def constants(self, device: torch.device | str | None) -> dict[str, Tensor]:
         """Make the buffers that are in no state dict, such as a mask or rotary tables.
 
-        The module calls this after ``to_empty``, or when it is moved to another device or dtype.
+        The module calls this after ``to_empty``, or when it is moved to another device or dtype. A subclass with such
+        buffers overrides it; this class has none.
+
+        Args:
+            device: the device on which to make the buffers; None: the CPU.
 
         Returns: each buffer's value, by the buffer's name.
         """
@@ -138,15 +143,16 @@ class ParallelModule(nn.Module):
 def own_weight(
     tp: TensorParallel, seed: int | None, *sizes: int, dim: int | None = None, part: Part | None = None, **factory
 ) -> nn.Parameter:
-    """Make this rank's shard of a weight and fill it by ``draw_normal``.
+    """Make this rank's shard of a weight, and fill it from a normal distribution (``draw_normal``).
 
     Args:
-        seed: as for ``draw_normal``.
-        sizes: of the shard's dimensions.
+        tp: the ranks that share the weight.
+        seed: the weight's seed, the same on all ranks; None draws one from torch's CPU generator.
+        sizes: the shard's shape, such as ``v/t, h``.
         dim: the dimension along which the weight is sharded. None: every rank has all of it, and under sequence
             parallelism its gradient must be summed over the ranks.
-        part: the number of shards and this rank's, if there are not t shards.
-        factory: dtype and device.
+        part: the number of shards and the number of this rank's shard, if there are not t shards; None: t shards.
+        factory: dtype and device of the weight.
     """
     parameter: Any = nn.Parameter(torch.empty(*sizes, **factory))
     if dim is None:

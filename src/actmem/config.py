@@ -55,7 +55,11 @@ def check_size(argument: str, value: object, largest: float = LARGEST_SIZE, leas
 
 
 def check_sizes(**sizes: object) -> None:
-    """Raise ConfigError unless every value is a whole number of at least 1; the message names the bad keyword."""
+    """Raise ConfigError unless every keyword's value is a whole number of at least 1; the message names the keyword.
+
+    Args:
+        sizes: the sizes to check, such as ``hidden_size=4096``.
+    """
     for argument, value in sizes.items():
         check_size(argument, value)
 
@@ -321,6 +325,10 @@ def check_layer(shape: ModelShape, parallel: Parallel) -> None:
 
     t must divide a (a head is never split) and, under sequence parallelism, s. As a divides h, t then divides h and 4h
     too. The paper's layer has no context parallelism.
+
+    Args:
+        shape: the sizes of the layer.
+        parallel: how the ranks share the layer; t, ``sequence_parallel`` and ``context_parallel_size`` are read.
     """
     t, c = parallel.tensor_parallel_size, parallel.context_parallel_size
     if c > 1:

@@ -392,7 +392,14 @@ class Slot:
 
 
 class TensorView(NamedTuple):
-    """How a tensor lies in its storage: its size, strides, offset (in elements) and dtype."""
+    """How a tensor lies in its storage.
+
+    Attributes:
+        size: the tensor's shape.
+        stride: the tensor's strides, in elements.
+        offset: where in the storage the tensor begins, in elements.
+        dtype: the tensor's dtype.
+    """
 
     size: torch.Size
     stride: tuple[int, ...]

@@ -208,11 +208,15 @@ class Pipeline:
         self._ends = self._group_of_both_ends()
 
     def step(self, tokens: Tensor, targets: Tensor) -> list[Tensor]:
-        """Run forward and backward of a batch ``[num_microbatches · b, s]`` of token ids and targets.
+        """Run forward and backward of one batch.
 
-        Call it on every rank with the whole batch. Afterwards gradients are complete on every rank, in ``main_grad`` if
-        ``use_main_gradients(part)`` was called, else in ``grad``. Before the call they must be zero or None: older
-        values would be scaled and reduced a second time.
+        Call this on every rank with the whole batch. Afterwards gradients are complete on every rank, in ``main_grad``
+        if ``use_main_gradients(part)`` was called, else in ``grad``. Before the call gradients must be zero or None:
+        older values would be scaled and reduced a second time.
+
+        Args:
+            tokens: token ids ``[num_microbatches · b, s]``.
+            targets: ids of the tokens to predict, of the same shape.
 
         Returns: on the last stage's ranks the mean loss of each microbatch, elsewhere an empty list.
         Raises: ConfigError on a batch of another size.

@@ -144,6 +144,10 @@ class LayerTerms:
     def dropped(self, recompute: Mode) -> frozenset[str]:
         """Return the names of the tensors that this layer does not save, but recomputes, in a mode of recomputation.
 
+        Args:
+            recompute: any form that ``Recompute.of`` takes: a mode's name such as "selective", a set of tensors' names,
+                or a dict from names to actions.
+
         Raises: ConfigError on a set that contains the input, an unknown name, or some but not all of ``one_tensor``.
         """
         mode = Recompute.of(recompute)
@@ -172,6 +176,9 @@ class LayerTerms:
     def stored(self, recompute: Mode) -> dict[str, str]:
         """Return the tensors that are saved on the host or in 8 bits: a dict from name to "offload" or "compress".
 
+        Args:
+            recompute: any form that ``Recompute.of`` takes; only a dict from names to actions can store a tensor.
+
         Raises: ConfigError on an unknown name, and on an action that isn't possible: offloading or compressing a
             by-product or statistics, compressing another dtype or a view, offloading only some of ``one_tensor``.
         """
@@ -194,6 +201,10 @@ class LayerTerms:
         """Return the names of the matmuls that backward runs again in a mode of recomputation.
 
         Each of them runs once more, even if several dropped tensors are computed from its result.
+
+        Args:
+            recompute: any form that ``Recompute.of`` takes: a mode's name such as "selective", a set of tensors' names,
+                or a dict from names to actions.
         """
         mode = Recompute.of(recompute)
         names = {matmul for recipe in self.recipes if recipe.term in self.dropped(mode) for matmul in recipe.matmuls}

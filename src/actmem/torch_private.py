@@ -59,7 +59,10 @@ def no_dispatch_modes() -> AbstractContextManager[Any]:
 
 
 def assert_async(condition: Tensor, message: str) -> None:
-    """Raise RuntimeError unless ``condition`` is True: on a CPU at once, on a GPU later, without synchronising."""
+    """Raise RuntimeError with ``message`` unless ``condition`` is True: on a CPU at once, on a GPU later.
+
+    The host doesn't wait for the GPU; there the error comes as a device-side assertion.
+    """
     torch._assert_async(condition, message)
 
 

@@ -90,7 +90,7 @@ class AttentionCall:
 
 
 def attention_kernel(gpu: Gpu, call: AttentionCall) -> str:
-    """Return the name of the kernel that runs the call in training: "cuDNN", "flash", "memory-efficient" or "math"."""
+    """Return the kernel that runs a call in training on a GPU: "cuDNN", "flash", "memory-efficient" or "math"."""
     if gpu.ranks_cudnn_first and _cudnn_runs(gpu, call):
         return "cuDNN"
     if _flash_runs(gpu, call):

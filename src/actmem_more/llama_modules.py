@@ -44,6 +44,11 @@ class RMSNorm(ParallelModule):
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
     """Return x / rms(x) · weight over the last dimension, computed in float32.
 
+    Args:
+        x: ``[…, n]``.
+        weight: ``[n]``.
+        eps: is added to the mean of the squares under the root, so that zeros don't divide by zero.
+
     Saves: x and 1/rms, 4 bytes a token.
     """
     return _RMSNorm.apply(x, weight, eps)

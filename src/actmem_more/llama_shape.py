@@ -209,9 +209,13 @@ def llama_shape(model: str) -> LlamaShape:
 def check_llama_ranks(shape: LlamaShape, parallel: Parallel) -> None:
     """Raise ConfigError if t ranks can't share one layer of this shape.
 
-    t must divide a, f, the width of the shared experts, and s under sequence parallelism. The number of ranks that
-    share experts must divide the number of experts. Of t and k one must divide the other: with t > k, t/k ranks hold
-    the same key and value head.
+    t must divide a, the width of the shared experts, s under sequence parallelism, and without experts f. The number of
+    ranks that share experts must divide the number of experts. Of t and k one must divide the other: with t > k, t/k
+    ranks hold the same key and value head.
+
+    Args:
+        shape: the sizes of the layer.
+        parallel: how the ranks share the layer; tensor, sequence and expert parallelism are read.
     """
     t = parallel.tensor_parallel_size
     check_divides("num_attention_heads", shape.num_attention_heads, "tensor_parallel_size", t)

@@ -271,6 +271,10 @@ def most_routed_tokens(shape: LlamaShape, parallel: Parallel = Parallel()) -> in
     They get the most if every token chooses as many of this rank's experts as it can. If ep > t ranks share the
     experts, the most is sb · ep/t · min(κ, E/ep).
 
+    Args:
+        shape: the sizes of the layer, with this rank's part of the sequence.
+        parallel: how the ranks share the layer; tensor and expert parallelism are read.
+
     Raises: ConfigError on a layer without experts, or if the ranks can't share the experts evenly.
     """
     if not shape.num_experts or not shape.experts_per_token:

@@ -156,7 +156,9 @@ class EightBits:
 
 
 def eight_bits(flat: Tensor) -> tuple[Tensor, Tensor]:
-    """Round a tensor ``[n]`` to 8-bit integers. The scale of a block of 256 elements is its largest magnitude / 127.
+    """Return a tensor ``[n]`` rounded to 8-bit integers, with a scale for each block of 256 elements.
+
+    The scale is the block's largest magnitude / 127.
 
     Returns: int8 ``[blocks, 256]``, with zeros at the end of the last block, and float32 scales ``[blocks, 1]``.
         ``from_eight_bits`` multiplies the two.

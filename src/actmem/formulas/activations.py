@@ -73,6 +73,10 @@ def layer_rows(
 def eq1(shape: ModelShape, element_size: int = 2) -> int:
     """Predict the activation bytes of one layer without parallelism: sbh(34 + 5as/h) in 16 bits.
 
+    Args:
+        shape: the sizes of the layer and of one microbatch.
+        element_size: e, bytes of an activation element: 2, 4 or 8.
+
     Source: 2205.05198 eq. 1.
     """
     check_choice("element_size", element_size, ELEMENT_BYTES)
@@ -85,6 +89,12 @@ def eq2(shape: ModelShape, tensor_parallel_size: int, element_size: int = 2) -> 
     """Predict the activation bytes of one layer on one of t tensor-parallel ranks.
 
     In 16 bits they are sbh(10 + 24/t + 5as/(ht)).
+
+    Args:
+        shape: the sizes of the layer and of one microbatch.
+        tensor_parallel_size: t.
+        element_size: e, bytes of an activation element: 2, 4 or 8.
+
     Source: 2205.05198 eq. 2.
     """
     check_layer(shape, Parallel(tensor_parallel_size))
@@ -95,6 +105,11 @@ def eq2(shape: ModelShape, tensor_parallel_size: int, element_size: int = 2) -> 
 
 def eq4(shape: ModelShape, tensor_parallel_size: int, element_size: int = 2) -> int:
     """Predict the activation bytes of one layer on one of t sequence-parallel ranks: (sbh/t)(34 + 5as/h) in 16 bits.
+
+    Args:
+        shape: the sizes of the layer and of one microbatch.
+        tensor_parallel_size: t.
+        element_size: e, bytes of an activation element: 2, 4 or 8.
 
     Source: 2205.05198 eq. 4.
     """
@@ -135,6 +150,11 @@ def gathered_input_bytes(shape: ModelShape, tensor_parallel_size: int, element_s
     In the plain form an ordinary linear follows an all-gather, so every rank saves the gathered input of both
     column-parallel linears, and eq. 4's 34/t becomes 30/t + 4. 2205.05198 section 4.2.2 saves the shard instead and
     gathers it again in backward.
+
+    Args:
+        shape: the sizes of the layer and of one microbatch.
+        tensor_parallel_size: t.
+        element_size: e, bytes of an activation element.
     """
     check_layer(shape, Parallel(tensor_parallel_size, sequence_parallel=True))
     _, b, h, s = shape.letters()
@@ -146,6 +166,10 @@ def crossover_seq_length(hidden_size: int, num_attention_heads: int) -> float:
     """Return the s, in tokens, above which the attention scores save more than the rest of the layer: 34h/(5a).
 
     In 16 bits the scores save 5as²b bytes and the rest 34sbh.
+
+    Args:
+        hidden_size: h, elements of one token's activation.
+        num_attention_heads: a.
     """
     check_sizes(hidden_size=hidden_size, num_attention_heads=num_attention_heads)
     return 34 * hidden_size / (5 * num_attention_heads)
@@ -225,7 +249,11 @@ class Configuration:
     template: str
 
     def formula(self, element_size: int = 2) -> str:
-        """Return the formula of the bytes divided by sbh, as text; for 16-bit elements as the paper prints it."""
+        """Return the formula of the bytes divided by sbh as text, such as "34/t + 5as/ht" for 16-bit elements.
+
+        Args:
+            element_size: e, bytes of an activation element.
+        """
         e = element_size
         return self.template.format(all=16 * e + 2, whole=4 * e + 2, cut=12 * e, core=2 * e + 1, own=10 * e, input=e)
 
@@ -250,6 +278,13 @@ ELEMENTWISE = Configuration("tensor+sequence+elementwise", True, True, "elementw
 def closed_form(
     configuration: Configuration, shape: ModelShape, tensor_parallel_size: int, element_size: int = 2
 ) -> int:
-    """Predict the bytes of one layer on one rank by the formula of a row of table 2, not by a sum over tensors."""
+    """Predict the bytes of one layer on one rank by the formula of a row of table 2, not by a sum over tensors.
+
+    Args:
+        configuration: a row of ``TABLE2``, or ``ELEMENTWISE`` (whose bytes are a sum over tensors).
+        shape: the sizes of the layer and of one microbatch.
+        tensor_parallel_size: t; the row "none" ignores it.
+        element_size: e, bytes of an activation element: 2, 4 or 8.
+    """
     parallel = configuration.parallel(tensor_parallel_size)
     return layer_bytes(shape, parallel, configuration.recompute, element_size)

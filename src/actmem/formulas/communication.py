@@ -140,6 +140,6 @@ def layer_collectives(
 
 
 def activation_bytes(shape: ModelShape, element_size: int) -> int:
-    """Return the bytes of one activation ``[s, b, h]``."""
+    """Return the bytes of one activation ``[s, b, h]`` with ``element_size`` bytes an element."""
     _, b, h, s = shape.letters()
     return element_size * s * b * h

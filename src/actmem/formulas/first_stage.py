@@ -35,6 +35,11 @@ def eq5(shape: ModelShape, tensor_parallel_size: int) -> int:
     """Predict the activation bytes of the first stage's layers: (sbhL/t)(34 + 5as/h) in 16 bits, whatever p is.
 
     Stage 0 holds p microbatches of L/p layers each, so p cancels.
+
+    Args:
+        shape: the sizes of the whole model and of one microbatch.
+        tensor_parallel_size: t, with sequence parallelism.
+
     Source: 2205.05198 eq. 5.
     """
     return eq4(shape, tensor_parallel_size) * shape.num_layers
@@ -42,6 +47,10 @@ def eq5(shape: ModelShape, tensor_parallel_size: int) -> int:
 
 def eq6(shape: ModelShape, tensor_parallel_size: int) -> int:
     """Predict the activation bytes of the first stage's layers with selective recomputation: 34sbhL/t in 16 bits.
+
+    Args:
+        shape: the sizes of the whole model and of one microbatch.
+        tensor_parallel_size: t, with sequence parallelism.
 
     Source: 2205.05198 eq. 6.
     """
@@ -60,6 +69,11 @@ def interleave_factor(pipeline_parallel_size: int, num_model_chunks: int) -> Fra
     """Return the factor by which interleaving raises the first stage's bytes: 1 + (p − 1)/(pm), or 1 for m = 1.
 
     With m = 1 the paper means plain 1F1B, not interleaving with one chunk.
+
+    Args:
+        pipeline_parallel_size: p.
+        num_model_chunks: m, model chunks on each pipeline rank.
+
     Source: 2205.05198 section 4.2.3.
     """
     p, m = pipeline_parallel_size, num_model_chunks
@@ -123,8 +137,13 @@ def embeddings_in_flight(
 def section43_extras(shape: ModelShape, tensor_parallel_size: int, pipeline_parallel_size: int) -> int:
     """Predict what section 4.3 adds to equation 5, in bytes, as printed: (sbhL/t)(p/L + δ(p=1)(4/L)(1 + v/h)).
 
-    For 16-bit activations, float32 logits and sequence parallelism. It counts p embedding masks even when interleaved;
-    ``embeddings_in_flight`` has the number that the interleaved order really holds.
+    The formula is for 16-bit activations, float32 logits and sequence parallelism. It counts p embedding masks even
+    when interleaved; ``embeddings_in_flight`` has the number that the interleaved order really holds.
+
+    Args:
+        shape: the sizes of the whole model and of one microbatch.
+        tensor_parallel_size: t.
+        pipeline_parallel_size: p.
     """
     check_layer(shape, Parallel(tensor_parallel_size, sequence_parallel=True))
     _, b, h, s = shape.letters()
@@ -136,6 +155,10 @@ def section43_extras(shape: ModelShape, tensor_parallel_size: int, pipeline_para
 
 def bubble_fraction(parallel: Parallel, num_microbatches: int) -> Fraction:
     """Return a rank's idle time in one step divided by its working time: (p − 1)/(nm), if sends take no time.
+
+    Args:
+        parallel: how the ranks share the model; only p and m are read.
+        num_microbatches: n, microbatches of one step.
 
     Source: 2104.04473.
     """

@@ -72,6 +72,10 @@ def hardware_flops(shape: ModelShape, global_batch_size: int, recompute: Recompu
 def eq7(shape: ModelShape, global_batch_size: int) -> int:
     """Return the model FLOPs of one iteration, forward and backward without recomputation: 72BLsh²(1 + s/6h + v/12hL).
 
+    Args:
+        shape: the sizes of the whole model.
+        global_batch_size: B, the sequences of one iteration.
+
     Source: 2205.05198 eq. 7.
     """
     B, L, s, h, v = _letters(shape, global_batch_size)
@@ -83,6 +87,11 @@ def eq8(shape: ModelShape, global_batch_size: int) -> int:
 
     This is equation 7 + 12BLs²h, three more forward passes of the core attention. The paper's text speaks of one more
     pass, 4BLs²h: see ``text_selective``.
+
+    Args:
+        shape: the sizes of the whole model.
+        global_batch_size: B, the sequences of one iteration.
+
     Source: 2205.05198 eq. 8.
     """
     B, L, s, h, v = _letters(shape, global_batch_size)
@@ -91,6 +100,10 @@ def eq8(shape: ModelShape, global_batch_size: int) -> int:
 
 def text_selective(shape: ModelShape, global_batch_size: int) -> int:
     """Return the hardware FLOPs with selective recomputation as the paper's text counts them: equation 7 + 4BLs²h.
+
+    Args:
+        shape: the sizes of the whole model.
+        global_batch_size: B, the sequences of one iteration.
 
     Source: 2205.05198 appendix A.
     """
@@ -172,11 +185,20 @@ class Operation:
         """Return the least seconds that the operation can take.
 
         That is the time for its FLOPs at the peak rate or for its bytes at full bandwidth, whichever is longer.
+
+        Args:
+            flops_per_second: the device's highest rate, such as ``A100_FLOPS_PER_SECOND``.
+            bytes_per_second: the memory's bandwidth, such as ``A100_BYTES_PER_SECOND``.
         """
         return max(Fraction(self.flops, flops_per_second), Fraction(self.bytes, bytes_per_second))
 
     def bound_by_memory(self, flops_per_second: int, bytes_per_second: int) -> bool:
-        """Return whether moving the operation's bytes takes longer than computing its FLOPs."""
+        """Return whether moving the operation's bytes takes longer than computing its FLOPs.
+
+        Args:
+            flops_per_second: the device's highest rate, such as ``A100_FLOPS_PER_SECOND``.
+            bytes_per_second: the memory's bandwidth, such as ``A100_BYTES_PER_SECOND``.
+        """
         return Fraction(self.bytes, bytes_per_second) > Fraction(self.flops, flops_per_second)
 
 

@@ -171,7 +171,11 @@ def held(actions: list[Action], weight: Callable[[Action], int] = lambda action:
 
 
 def peak_in_flight(ranks: Schedule) -> list[int]:
-    """Return for each rank the most microbatches in flight at once; each counts once for each chunk that holds it."""
+    """Return for each rank the most microbatches in flight at once; each counts once for each chunk that holds it.
+
+    Args:
+        ranks: a schedule: for each pipeline rank the list of its Actions.
+    """
     return [max(held(actions), default=0) for actions in ranks]
 
 

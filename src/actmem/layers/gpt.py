@@ -126,7 +126,10 @@ class GPT(ModelPart):
             self.cross_entropy = VocabParallelCrossEntropy(tp, vocab_size=vocab_size)
 
     def constants(self, device: torch.device | str | None) -> dict[str, Tensor]:
-        """Make the causal mask, the buffer ``mask``. All layers and steps share it, so it is not an activation."""
+        """Make the buffer ``mask``, the causal mask, on ``device`` (None: the CPU).
+
+        All layers and steps share the mask, so it is not an activation.
+        """
         return {"mask": causal_mask(self.shape.seq_length, device or "cpu", next(self.parameters()).dtype)}
 
     def forward(self, x: Tensor) -> Tensor:

@@ -49,7 +49,14 @@ class LedgerMismatch(RuntimeError):
 
 
 def layer_input(shape: Sizes, tp: TensorParallel, device: str, dtype: torch.dtype) -> Tensor:
-    """Return a random input for one layer: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism."""
+    """Return a random input for one layer: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.
+
+    Args:
+        shape: the sizes of the layer; s, b and h are read.
+        tp: the ranks that share the layer.
+        device: the input's device, such as "cpu".
+        dtype: the input's dtype.
+    """
     s = shape.seq_length // tp.sequence_parts
     sizes = (s, shape.micro_batch_size, shape.hidden_size)
     return torch.randn(sizes, device=device, dtype=dtype, requires_grad=True)

@@ -431,7 +431,12 @@ class ProvenanceTracker(QuietDispatchMode):
         return "constant" if origin.constant else "activation"
 
     def kind_of_unsaved(self, storage: torch.UntypedStorage, origin: Provenance) -> str:
-        """Return the kind, one of ``STORAGE_KINDS``, of a storage that autograd did not save."""
+        """Return the kind of a storage that autograd did not save, one of ``STORAGE_KINDS`` such as "cast weight".
+
+        Args:
+            storage: a storage that this tracker has seen.
+            origin: the storage's Provenance.
+        """
         kind = self.kind_of(storage, origin.dtype, origin.operation)
         if kind in ("generator state", "cast weight", "gathered weight"):
             return kind

@@ -35,6 +35,10 @@ _WEIGHTS = ("weight", "gathered weight")
 class Ledger:
     """The tensors that stay alive for backward, as ``record`` found them. The lists are filled when its block ends.
 
+    Args:
+        provenance: the tracker that noted what autograd saved, and where each storage comes from.
+        device: the type of the device that has the weights, such as "cuda".
+
     Attributes:
         saved: the tensors, without weights, that autograd or a saved-tensor hook held at the block's end.
         unsaved: other tensors that were made inside modules and were alive at the block's end, without the outputs of

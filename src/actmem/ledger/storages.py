@@ -106,7 +106,11 @@ def storages_of(*tensors: Tensor) -> WeakSet[torch.UntypedStorage]:
 
 
 def storage_of(value: object) -> torch.UntypedStorage | None:
-    """Return a tensor's storage; None for anything else, and for tensors without one of their own (DTensor, sparse)."""
+    """Return the storage of ``value`` if it is a tensor.
+
+    Returns: None for anything but a tensor, and for tensors without a storage of their own, such as a DTensor or a
+        sparse tensor.
+    """
     if type(value) not in _PLAIN and (not isinstance(value, Tensor) or is_traceable_wrapper_subclass(value)):
         return None
     try:

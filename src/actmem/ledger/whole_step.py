@@ -247,7 +247,12 @@ class StepHistory:
         self.count()
 
     def begin(self, storage: torch.UntypedStorage, origin: Provenance) -> None:
-        """Start to follow a storage, unless it is followed already."""
+        """Start to follow a storage, unless it is followed already.
+
+        Args:
+            storage: the storage.
+            origin: the Provenance of the storage.
+        """
         if storage not in self.lifetimes.numbers:
             self.lives.append(StorageLife(origin, self.phase, [(len(self.curve), storage.nbytes())]))
             self.lifetimes.begin(storage)
@@ -270,7 +275,13 @@ class StepHistory:
             life.label = life.label or (kind, name, op)
 
     def note_what_exists(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, batch: Any) -> None:
-        """Label the storages of weights, gradients, buffers, optimizer states and inputs."""
+        """Label the storages of weights, gradients, buffers, optimizer states and inputs that exist now.
+
+        Args:
+            model: the module that is trained.
+            optimizer: its optimizer; None: there are no optimizer states.
+            batch: tensors, in lists, dicts or objects, to label "input"; None: none.
+        """
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         for name, parameter in model.named_parameters():
             self.label_storages(parameter, "weight", name, "parameter")

@@ -61,12 +61,16 @@ def start_all_reduce(x: Tensor, tp: TensorParallel, *, in_place: bool = False, b
 
 
 def all_reduce_max(x: Tensor, tp: TensorParallel) -> Tensor:
-    """Return the element-wise maximum over the ranks: any shape in, the same shape out."""
+    """Return the element-wise maximum of ``x`` over the ranks of ``tp``: any shape in, the same shape out."""
     return start_all_reduce(x, tp, by=dist.ReduceOp.MAX).wait()
 
 
 def start_all_gather(x: Tensor, tp: TensorParallel) -> Pending:
     """Start to join the ranks' shards along dimension 0: ``[s/t, …]`` in, ``[s, …]`` out.
+
+    Args:
+        x: this rank's shard.
+        tp: the ranks that take part.
 
     Returns: a Pending; its ``wait()`` returns the joined tensor.
     """
@@ -83,6 +87,10 @@ def start_reduce_scatter(x: Tensor, tp: TensorParallel) -> Pending:
     the bytes, and more than twice the time. Here each rank sends to every other rank the part that this other rank
     keeps, and sums the parts that arrive. Each rank sends (t-1)/t of its tensor, as around a ring. All of it is one
     operator of torch's dispatcher, so a tool that counts collectives there counts one reduce-scatter.
+
+    Args:
+        x: this rank's summand; dimension 0 is split among the ranks.
+        tp: the ranks that take part.
 
     Returns: a Pending; its ``wait()`` returns this rank's part of the sum.
     Raises: ValueError if t does not divide dimension 0.
@@ -112,10 +120,13 @@ def all_reduce(x: Tensor, tp: TensorParallel, *, in_place: bool = False) -> Tens
 
 
 def all_gather(x: Tensor, tp: TensorParallel) -> Tensor:
-    """Return the ranks' shards, joined along dimension 0: ``[s/t, …]`` in, ``[s, …]`` out."""
+    """Return the shards ``x`` of all ranks of ``tp``, joined along dimension 0: ``[s/t, …]`` in, ``[s, …]`` out."""
     return start_all_gather(x, tp).wait()
 
 
 def reduce_scatter(x: Tensor, tp: TensorParallel) -> Tensor:
-    """Return this rank's part, along dimension 0, of the sum over the ranks: ``[s, …]`` in, ``[s/t, …]`` out."""
+    """Return this rank's part, along dimension 0, of the sum of ``x`` over the ranks of ``tp``.
+
+    ``[s, …]`` in, ``[s/t, …]`` out.
+    """
     return start_reduce_scatter(x, tp).wait()

@@ -76,7 +76,14 @@ class Part(NamedTuple):
 
 
 def part_of(parameter: nn.Parameter, tp: TensorParallel) -> Part:
-    """Return how a parameter is sharded: into t shards, into fewer that several ranks hold each, or not (size 1)."""
+    """Return into how many shards a parameter is split, and which shard this rank holds.
+
+    Args:
+        parameter: a parameter with the marks of ``ParallelModule``.
+        tp: the t ranks that share the parameter's module.
+
+    Returns: ``Part(1, 0)`` for a replicated parameter; the parameter's own ``partition``, if it has one; else t shards.
+    """
     if getattr(parameter, "partition_dim", None) is None:
         return Part(1, 0)
     return getattr(parameter, "partition", Part(tp.size, tp.rank))
@@ -171,6 +178,10 @@ def mark_partial_gradient(parameter: nn.Parameter, tp: TensorParallel) -> nn.Par
     Under sequence parallelism norms, the biases of row-parallel linears and the position table see only s/t tokens on
     each rank, so their gradients must be summed over the ranks. Call this before the parameter is registered in its
     module.
+
+    Args:
+        parameter: a parameter of which every rank holds the whole.
+        tp: the ranks that share the parameter's module.
 
     Returns: the parameter.
     """

@@ -306,7 +306,7 @@ class PlannedModel(ABC):
         return self.seq_length // layout.context_parallel_size * layout.micro_batch_size
 
     def hidden_elements(self, layout: Parallel) -> int:
-        """Count the elements of a layer's input on one rank; the layer's output has equally many."""
+        """Count the elements of a layer's input on one rank for one microbatch; the layer's output has equally many."""
         return self.tokens(layout) * self.shape.hidden_size // layout.sequence_parts
 
     def output_bytes(self, layout: Parallel) -> int:

@@ -105,7 +105,10 @@ def chunk_layers(num_layers: int, pipeline_parallel_size: int, num_model_chunks:
 def stage_layers(num_layers: int, pipeline_parallel_size: int, num_model_chunks: int = 1) -> tuple[int, ...]:
     """Return for each pipeline rank the number of layers in all its chunks together.
 
-    The arguments are L, p and m; ``chunk_layers`` distributes L layers over p·m stages.
+    Args:
+        num_layers: L, layers of the whole model, which ``chunk_layers`` distributes.
+        pipeline_parallel_size: p, pipeline ranks.
+        num_model_chunks: m, model chunks on each pipeline rank.
     """
     layers = chunk_layers(num_layers, pipeline_parallel_size, num_model_chunks)
     return tuple(sum(layers[rank::pipeline_parallel_size]) for rank in range(pipeline_parallel_size))

@@ -178,7 +178,7 @@ class ModelShape:
         return self.num_attention_heads, self.micro_batch_size, self.hidden_size, self.seq_length
 
     def with_sizes(self, **sizes: int) -> ModelShape:
-        """Return a copy with the named sizes changed; the copy is checked like a new shape."""
+        """Return a copy with the named sizes changed, as in ``seq_length=4096``; it is checked like a new shape."""
         return replace(self, **sizes)
 
 

@@ -50,8 +50,8 @@ def checkpoint(
     torch.compile leaves this call, and all that the function does, eager.
 
     Args:
-        function: must compute the same values each time.
-        inputs: the tensors with which it is called.
+        function: the function to run; it must compute the same values each time.
+        inputs: the tensors with which ``function`` is called.
         generators: all random-number generators from which ``function`` draws, torch's default generator too. If a
             generator is missing, the second run draws other numbers without an error.
         stop_early: end the second run at the last tensor that backward needs; False runs it to the end.

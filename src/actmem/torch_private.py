@@ -34,8 +34,9 @@ class DispatchMode(TorchDispatchMode):
     """A TorchDispatchMode whose first operation doesn't load torch's compiler, which takes over a second.
 
     torch wraps the ``__torch_dispatch__`` of every other mode so that it is never compiled, and the wrapper loads the
-    compiler. Here it is wrapped if the compiler is loaded already when the mode begins. A subclass under which nothing
-    compiles says ``needs_wrapper = False``: the wrapper takes as long as a small operation.
+    compiler. This class wraps ``__torch_dispatch__`` only if the compiler is loaded already when the mode begins. A
+    subclass under which nothing compiles sets ``needs_wrapper = False``, because a call of the wrapper takes as long as
+    a small operation.
     """
 
     @classmethod

@@ -101,14 +101,14 @@ class ContextParallel:
     def gathered(self, x: Tensor) -> Tensor:
         """All-gather the ranks' tokens: ``[s/c, …]`` in, ``[s, …]`` in the sequence's order out.
 
-        This method is not differentiable. The gradient of its result belongs into ``scattered``.
+        This method is not differentiable: in a backward pass call ``scattered`` with the gradient of the result.
         """
         return self.in_order(all_gather(x, self.ranks))
 
     def scattered(self, x: Tensor) -> Tensor:
         """Reduce-scatter over the ranks: ``[s, …]`` in, this rank's tokens ``[s/c, …]`` of the sum out.
 
-        This method is not differentiable. The gradient of its result belongs into ``gathered``.
+        This method is not differentiable: in a backward pass call ``gathered`` with the gradient of the result.
         """
         return reduce_scatter(self._by_rank(x), self.ranks)
 

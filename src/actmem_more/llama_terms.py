@@ -62,7 +62,8 @@ def llama_rows(
         recompute: a mode's name such as "full", a set of tensors' names to drop, or a dict from names to actions such
             as "offload".
         element_size: bytes of an activation element.
-        routed_tokens: R, the pairs of a token and an expert that this rank's experts compute; None: sbκ/t.
+        routed_tokens: only for a layer with experts: R, the pairs of a token and an expert that this rank's experts
+            compute; None: sbκ/t.
         context_kind: how c ranks share a sequence: "gather", "gather-plain" or "ulysses".
 
     Raises: ConfigError if the ranks can't share the layer, or if a named tensor can't be recomputed.

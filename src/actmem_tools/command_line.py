@@ -47,7 +47,7 @@ class Parser(argparse.ArgumentParser):
 
         Args:
             argv: the options as typed; None to read the process's own command line.
-            command: takes the options that were read; returns its exit code.
+            command: a function that gets the options that were read, does the work, and returns an exit code.
 
         Returns: the command's exit code; 2, after one line on standard error, if an option is bad, if the command
             raises ConfigError or if a file can't be opened; 130 after Ctrl-C; 1 if the pipe that reads the output was
@@ -79,7 +79,7 @@ def one_line(error: BaseException) -> str:
 def show_progress(text: str) -> None:
     """Show a progress message on one line of standard error, which the next call overwrites.
 
-    It does nothing if standard error is not a terminal.
+    Nothing is shown if standard error is not a terminal.
 
     Args:
         text: the message, cut off after 79 characters; "" clears the line.

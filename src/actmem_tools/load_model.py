@@ -44,7 +44,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 class Raised(ConfigError):
-    """The user's code raised an exception, in the factory, in forward or in backward."""
+    """Error: the user's code raised an exception, in the factory, in forward or in backward."""
 
 
 def load_factory(target: str) -> Callable[..., Any]:
@@ -105,7 +105,8 @@ def built_model(
         factory: the user's function; it takes sizes by keyword and returns a model and its inputs.
         sizes: the value of each size by its letter, such as {"s": 128}.  The factory must take each size as a keyword:
             the letter, or one of the letter's long names, such as ``seq_length`` (``SIZE_NAMES``).
-        dtype: a key of ``DTYPES`` to which weights and floating-point inputs are converted; "" leaves them as they are.
+        dtype: the dtype to which weights and floating-point inputs are converted, such as "bfloat16" (``DTYPES``); ""
+            leaves them as they are.
         device: "cpu" or "cuda", to which model and inputs are moved.
 
     Raises: ConfigError if the factory doesn't take a size, if it raises, or if it doesn't return a model and inputs.

@@ -52,8 +52,8 @@ def verify_plan(model: PlannedModel, plan: Plan) -> Comparison:
         model: the planned model that the plan trains.
         plan: the plan to check, from ``Request.search``.
 
-    Returns: predicted and counted bytes of each line of these parts of the bill: weights, gradients, optimizer states,
-        activations, logits and loss.
+    Returns: a Comparison of predicted and counted bytes, with each line of these parts of the bill: weights, gradients,
+        optimizer states, activations, logits and loss.
 
     Raises: ConfigError if this library has no layer or no optimizer to run the plan with.
     """

@@ -258,7 +258,7 @@ class Configuration:
         return self.template.format(all=16 * e + 2, whole=4 * e + 2, cut=12 * e, core=2 * e + 1, own=10 * e, input=e)
 
     def parallel(self, tensor_parallel_size: int) -> Parallel:
-        """Return how t ranks share the layer in this row; without tensor parallelism one rank has all of it."""
+        """Return how t ranks share the layer in this row: all t of them, or a single rank in the row "none"."""
         t = tensor_parallel_size if self.tensor_parallel else 1
         return Parallel(tensor_parallel_size=t, sequence_parallel=self.sequence_parallel)
 
@@ -281,7 +281,7 @@ def closed_form(
     """Predict the bytes of one layer on one rank by the formula of a row of table 2, not by a sum over tensors.
 
     Args:
-        configuration: a row of ``TABLE2``, or ``ELEMENTWISE`` (whose bytes are a sum over tensors).
+        configuration: a row of ``TABLE2``; or ``ELEMENTWISE``, for which there is only the sum over tensors.
         shape: the sizes of the layer and of one microbatch.
         tensor_parallel_size: t; the row "none" ignores it.
         element_size: e, bytes of an activation element: 2, 4 or 8.

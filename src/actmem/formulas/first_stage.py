@@ -135,10 +135,11 @@ def embeddings_in_flight(
 
 
 def section43_extras(shape: ModelShape, tensor_parallel_size: int, pipeline_parallel_size: int) -> int:
-    """Predict what section 4.3 adds to equation 5, in bytes, as printed: (sbhL/t)(p/L + δ(p=1)(4/L)(1 + v/h)).
+    """Return the bytes that section 4.3 adds to equation 5, as printed: (sbhL/t)(p/L + δ(p=1)(4/L)(1 + v/h)).
 
-    The formula is for 16-bit activations, float32 logits and sequence parallelism. It counts p embedding masks even
-    when interleaved; ``embeddings_in_flight`` has the number that the interleaved order really holds.
+    They are those of the embedding and, with p = 1, of the final norm, the output layer and the loss. The formula is
+    for 16-bit activations, float32 logits and sequence parallelism. It counts p embedding masks even when interleaved;
+    ``embeddings_in_flight`` has the number that the interleaved order really holds.
 
     Args:
         shape: the sizes of the whole model and of one microbatch.
@@ -307,7 +308,7 @@ def capacity(
     num_microbatches: int | None = None,
     recompute: Recompute | str = "selective",
 ) -> int:
-    """Return how many of a rank's microbatches in flight can save everything, if the others are recomputed.
+    """Return how many of a rank's microbatches in flight can save everything, if all other ones are recomputed.
 
     Args:
         shape: the sizes of the whole model and of one microbatch.

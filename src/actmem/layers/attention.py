@@ -91,7 +91,7 @@ class SelfAttention(nn.Module):
 
     Args of ``forward``: x ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism; a mask from ``causal_mask``;
         ``terms``, the NamedForward of the layer's forward pass, which says which tensors are not saved.
-    Returns: the same shape as x.
+    Returns: a tensor of the shape of x.
     Raises: ConfigError if t does not divide a.
     """
 

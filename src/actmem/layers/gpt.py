@@ -79,8 +79,9 @@ class GPT(ModelPart):
         ``[s/t, b, h]`` under sequence parallelism. Sequences may be shorter than s; under sequence parallelism t must
         divide their length.
     Returns: logits ``[s, b, v/t]`` on the last part, for ``loss(logits, targets)``; on earlier parts activations.
-    Saves: what its layers save, what 2205.05198 section 4.3 lists, and what the paper leaves out: token and target ids,
-        the final norm's statistics (``formulas.first_stage``).
+    Saves: the tensors of its layers; on the first part the embedding's dropout mask; on the last part the inputs of the
+        final norm and the output layer, and the float32 logits (2205.05198 section 4.3). And three kinds that the paper
+        leaves out: token ids, target ids, the final norm's statistics (``formulas.first_stage``).
     Raises: ConfigError if t does not divide the vocabulary (see ``config.padded_vocab_size``), if t ranks can't share a
         layer, or if a sequence is longer than s.
     """

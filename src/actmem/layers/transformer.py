@@ -51,7 +51,7 @@ class MLP(nn.Module):
 
     Args of ``forward``: x ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism; ``terms``, the NamedForward of
         the layer's forward pass, which says which tensors are not saved.
-    Returns: the same shape.
+    Returns: a tensor of the shape of x.
     Saves: in 16 bits, its input 2sbh (2sbh/t under sequence parallelism), the GeLU input 8sbh/t and the second linear's
         input 8sbh/t.
     Raises: ConfigError if t does not divide 4h.
@@ -128,7 +128,12 @@ class TransformerLayer(nn.Module):
         self.seq_length, self.ranks_of_sequence = shape.seq_length, tp.sequence_parts
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return the layer's output for x; None as the mask makes a new one, so give many layers a common mask."""
+        """Return the layer's output for x.
+
+        Args:
+            x: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.
+            mask: from ``causal_mask``, one for all layers of a model; None: the layer makes a mask in each call.
+        """
         if self.recompute.region == "terms":
             return self._by_terms(x, mask)
         if self.recompute.region != "layer":  # "core" is a checkpoint inside SelfAttention

@@ -28,8 +28,8 @@ class SavedTensor:
         shape: the tensor's shape; of a strided nested tensor the number of its elements.
         dtype: a torch.dtype, or its name in a row of a file.
         bytes: this tensor's share of its storage; the shares of one storage add up to its size.
-        line: file and line of the call that saved it, such as "gpt.py:112".
-        kind: one of ``STORAGE_KINDS``.
+        line: file and line of the call that saved it, such as "model.py:12".
+        kind: one of ``STORAGE_KINDS``, such as "activation"; in a StepBill one of ``whole_step.BILL_KINDS``.
         held_by: what keeps the tensor alive if autograd doesn't, such as a cache; "" if autograd does.
         made_by: the operation of torch's dispatcher that made the tensor; "" if it existed before.
         term: the name that one of this library's layers gave the tensor (``drop.NamedForward``); "" in other models.
@@ -55,12 +55,12 @@ class SavedTensor:
         return f"{self.module or 'root'}: {self.op} {self.argument}".rstrip()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return a dict of the fields that JSON can hold; ``rows_of_file`` makes a SavedTensor of it again."""
+        """Return the fields as a dict that can be written as JSON; ``rows_of_file`` makes a SavedTensor of it again."""
         return {**vars(self), "shape": list(self.shape), "dtype": str(self.dtype).removeprefix("torch.")}
 
 
 def rows_of_file(rows: Iterable[dict[str, Any]]) -> list[SavedTensor]:
-    """Turn dicts from ``SavedTensor.as_dict``, as read from a JSON file, back into rows."""
+    """Return a SavedTensor for each dict from ``SavedTensor.as_dict``, as read from a JSON file."""
     return [SavedTensor(**{**row, "shape": tuple(row["shape"])}) for row in rows]
 
 
@@ -68,10 +68,10 @@ _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
 def fold(rows: Iterable[SavedTensor]) -> list[SavedTensor]:
-    """Join rows that differ only in the numbers in their module's name, such as the layer's, and sort them by bytes.
+    """Return the rows sorted by bytes, with those joined that differ only in numbers in their module's name.
 
-    A joined row has the sum of the bytes, and a range in its module's name: ``layers.0-3.norm ×4`` stands for four
-    rows. The largest row comes first.
+    Such a number is the layer's, for instance. A joined row has the sum of the bytes, and a range in its module's name:
+    ``layers.0-3.norm ×4`` stands for four rows. The largest row comes first.
     """
     groups: dict[tuple, list[SavedTensor]] = {}
     for row in rows:
@@ -135,8 +135,8 @@ def aligned(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     """Return a table as text with aligned columns, the first one flush right.
 
     Args:
-        headings: one for each column.
-        lines: the cells of each line.
+        headings: one text for each column.
+        lines: for each line the texts of its cells.
     """
     columns = list(zip(headings, *lines)) if lines else [(heading,) for heading in headings]
     widths = [max(map(len, column)) for column in columns]

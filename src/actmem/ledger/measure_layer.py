@@ -41,10 +41,10 @@ class Sizes(Protocol):
 
 
 class LedgerMismatch(RuntimeError):
-    """Two counts of a layer's saved bytes disagree: something stays alive that saved-tensor hooks don't see.
+    """Error: two counts of a layer's saved bytes disagree, so something stays alive that saved-tensor hooks don't see.
 
-    One count is the ledger's, which sums what these hooks see. The other is ``census``, which sums the storages that
-    the forward pass leaves alive.
+    One count is the ledger's, the sum of the tensors that these hooks see. The other is ``census``, the sum of the
+    storages that the forward pass leaves alive.
     """
 
 

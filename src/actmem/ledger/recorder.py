@@ -128,7 +128,7 @@ class Ledger:
 
 
 def sums_of(rows: Iterable[SavedTensor], kinds: Iterable[str]) -> dict[str, int]:
-    """Add up the rows' bytes by kind. Kinds without bytes are left out; the others are in the order of ``kinds``."""
+    """Return a dict from kinds to their rows' bytes, in the order of ``kinds``, without kinds of 0 bytes."""
     sums = dict.fromkeys(kinds, 0)
     for row in rows:
         sums[row.kind] += row.bytes

@@ -173,7 +173,7 @@ def size_at(sizes: list[tuple[int, int]], moment: int) -> int:
     """Return a storage's bytes at one moment, from its sizes over time.
 
     Args:
-        sizes: pairs of a moment and the bytes from then on, in order.
+        sizes: pairs of an index in the step's ``curve`` and the bytes from there on, in order.
         moment: an index in the step's ``curve``.
     """
     return next((size for start, size in reversed(sizes) if start <= moment), 0)
@@ -228,7 +228,7 @@ class StepHistory:
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
-        """Set the phase while the block runs; as a decorator, during each call of the function."""
+        """Set the phase, such as "backward", while the block runs; as a decorator, during each call of the function."""
         before = self.phase
         self.enter(phase)
         try:

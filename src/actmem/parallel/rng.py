@@ -66,7 +66,7 @@ class DropoutMask(nn.Module):
     Args:
         p: the probability of a dropped element. It is rounded to a multiple of 1/65536, and the scale 1/(1−p) follows:
             on a CPU one 64-bit draw then decides four elements, which is several times faster than four draws.
-        generator: what to draw from; None: torch's default generator.
+        generator: the random-number generator from which to draw; None: torch's default generator.
 
     Args of ``forward``: ``like``, a tensor with the mask's shape and device, whose values aren't read; ``terms``, the
         NamedForward of the layer's forward pass, which says which tensors are not saved; ``term``, the mask's name in
@@ -150,7 +150,7 @@ class Mask:
 
     @stays_eager
     def drop(self, x: Tensor, terms: NamedForward = KEEP_ALL, term: str = "dropped") -> Tensor:
-        """Return ``x`` with the masked elements set to 0 and the others scaled by 1/(1−p).
+        """Return ``x`` with dropped elements set to 0 and all other elements scaled by 1/(1−p).
 
         Args:
             x: a tensor of the mask's shape.

@@ -36,6 +36,10 @@ def child_seed(seed: int, *name: str | int) -> int:
     """Return the seed for a module's part called ``name``: a hash of 56 bits of the module's seed and the name.
 
     So each part draws its own numbers, whatever else was drawn before. A CPU's generator uses 32 of the bits.
+
+    Args:
+        seed: the module's seed.
+        name: the part's name, such as ``"qkv"``, or several words, such as ``"layers", 3``.
     """
     return int.from_bytes(hashlib.blake2b(repr((seed, *name)).encode(), digest_size=7).digest(), "big")
 

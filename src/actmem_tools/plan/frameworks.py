@@ -59,7 +59,7 @@ def hugging_face_lack(model: PlannedModel, layout: Parallel, recompute: str) -> 
 
     Args:
         model: the planned model.
-        layout: how the GPUs share it.
+        layout: how the GPUs share the model.
         recompute: the mode of recomputation, such as "full".
     """
     t, c = layout.tensor_parallel_size, layout.context_parallel_size

@@ -369,7 +369,7 @@ def options_text(opts: StepOptions, model: OwnModel) -> str:
     """Return one line of text with the microbatch, the recomputed blocks, and DDP or FSDP2.
 
     Args:
-        opts: the options.
+        opts: how the step is run.
         model: the model that is trained with these options.
     """
     layers, gpus = model.num_layers, model.cluster.gpus

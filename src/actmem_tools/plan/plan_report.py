@@ -44,12 +44,13 @@ def as_object(request: Request, found: SearchResult) -> dict:
 
     Returns: a dict with these keys.
         request: a dict of the user's request: model, GPUs, batch, optimizer, precision, fixed sizes.
-        counted: how many layouts were counted.
+        counted: for how many layouts bytes were predicted.
         fitting: how many of these layouts fit.
         plans: the best plans, each a dict with its sizes, its bytes, its "seconds" by cause with their "total", its
             "mfu" (model FLOPs utilization) and its "text".
         ranking: sentences with the rule by which plans are ranked; "" if nothing fits.
-        fixed_sizes: sentences on how much longer a step takes because the user fixed sizes; "" if none were fixed.
+        fixed_sizes: sentences on how much longer a step takes because the user fixed sizes; "" if no sizes were fixed
+            or nothing fits.
         bill: everything that the first plan's fullest rank holds: the "moment", "bytes", "lines" with "part", "term",
             "bytes" and "source" each, "allowance_bytes" and "free_bytes"; None if nothing fits.
         refused: the smallest layouts that don't fit, each with "over_bytes": by how many bytes it is too large.

@@ -282,9 +282,9 @@ def held_bytes(
 ) -> int:
     """Return the bytes that a rank holds at its peak and that depend on the mode of recomputation.
 
-    These are the tensors that forward passes have saved, and those that backward allocates.  Together with the bytes of
-    ``rows_of_all_modes`` they are those of ``rank_bill``.  They don't depend on data parallelism, so a search computes
-    them once for many layouts.
+    These are the bytes of tensors that forward passes have saved, and of tensors that backward allocates.
+    ``rank_bill`` has them and the bytes of ``rows_of_all_modes``.  They don't depend on data parallelism, so a search
+    computes them once for many layouts.
 
     Args:
         model: the planned model.
@@ -442,7 +442,7 @@ class SearchResult:
 
     Attributes:
         plans: the best layouts that fit, the best first.
-        nearest: of the layouts that don't fit those with the fewest bytes, the smallest first.
+        nearest: the layouts with the fewest bytes among those that don't fit, the smallest first.
         counted: for how many layouts bytes were predicted.
         fitting: how many of these layouts fit.
         near: how many fitting layouts take at most ``MODEL_ERROR`` longer than the fastest.

@@ -35,8 +35,8 @@ class Device:
         node_bytes_per_second: bytes that a GPU sends per second, in one direction, to the GPUs of its node.
         network_bytes_per_second: bytes that a GPU sends per second, in one direction, to other nodes.
         hides_both: whether collectives of tensor parallelism and of sharded data parallelism can both run beside
-            matmuls.  Before Blackwell they can't: tensor parallelism needs CUDA_DEVICE_MAX_CONNECTIONS=1 for that,
-            which sharded data parallelism refuses (Megatron-LM's arguments.py).
+            matmuls.  Before Blackwell they can't: collectives of tensor parallelism run beside matmuls only with
+            CUDA_DEVICE_MAX_CONNECTIONS=1, which sharded data parallelism refuses (Megatron-LM's arguments.py).
     """
 
     name: str
@@ -189,7 +189,7 @@ class StepSeconds:
 
     @property
     def total(self) -> float:
-        """The whole step: the sum of all but ``hidden``."""
+        """Seconds of the whole step: the sum of all fields but ``hidden``."""
         return self.compute + self.recompute + self.tensor + self.pipeline + self.data + self.bubble + self.optimizer
 
 

@@ -40,7 +40,7 @@ class ConfigModel:
         letters: letters of the sizes that the configuration leaves open: b, and for text also s.
         number: how many layers the model has; with an encoder and a decoder, how many layers the decoder has.
         order: how kinds of layers alternate (``config_file.Order``).
-        positions: the longest sequence that its learned positions allow; ``LARGEST_SIZE`` if it has none.
+        positions: the longest sequence that the model's learned positions allow; ``LARGEST_SIZE`` if it has none.
 
     An encoder before a decoder always has as many layers as the configuration says; only the decoder's layers vary.
 

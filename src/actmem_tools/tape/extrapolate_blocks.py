@@ -216,7 +216,7 @@ class Need:
 class BlockModel:
     """A model made of equal blocks; ``need`` predicts memory and FLOPs for any number of them.
 
-    It compares tapes with few blocks, to find what one more block adds.
+    The prediction compares tapes with few blocks, to find the bytes that one more block adds.
 
     Attributes:
         tapes: a function that returns the tape of a model with few blocks.  Its arguments are the number of blocks that

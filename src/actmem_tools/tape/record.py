@@ -55,8 +55,8 @@ _CPU_FLOPS: dict[Any, Callable[..., int]] = {
 class Recorder(StepMode):
     """Records the events of all operations that run in its ``with`` block, in ``events``.
 
-    A storage is made by the operation that first returns it, and freed when nothing refers to it any more.  What a
-    kernel allocates and frees inside itself isn't seen.
+    A storage is made by the operation that first returns it, and freed when nothing refers to it any more.  Memory that
+    a kernel allocates and frees inside itself isn't seen.
 
     Args:
         module: the model; operations and storages are named after its submodules.
@@ -83,7 +83,7 @@ class Recorder(StepMode):
         self.events.append(Mark(name))
 
     def numbers(self) -> list[tuple[torch.UntypedStorage, int]]:
-        """List the storages that are alive, each with its number on the tape."""
+        """Return pairs (storage, its number on the tape) of the storages that are alive."""
         return list(self._storages.numbers.items())
 
     def resized(self, tensor: Tensor) -> None:

@@ -73,7 +73,7 @@ _MOST_TERMS, _LARGEST_DENOMINATOR = 3, 720
 
 
 class NoFormula(ConfigError):
-    """There is no formula over the letters for some event's bytes or FLOPs, or the runs don't have the same events."""
+    """Error: some event's bytes or FLOPs have no formula over the letters, or the runs have different events."""
 
 
 def parsed_letters(
@@ -214,9 +214,9 @@ def solve(record: Record, runs: Runs, known: list[Formula] | None = None) -> Tap
         record: runs the model at given values of the letters and returns the events.  If the model itself decides a
             letter, such as r = s·b·x, ``record`` must write the letter's true value into the dict that it got.
         runs: the letters, and which runs are made.
-        known: None for the first tape of a model; for its later tapes, the list of all formulas found so far.  New
-            formulas are appended to it.  If exactly one of these formulas fits each event in a few runs, no more runs
-            are made.
+        known: None for the first tape of a model; for the model's later tapes, the list of all formulas found so far,
+            to which new formulas are appended.  If exactly one formula of the list fits each event in a few runs, no
+            more runs are made.
 
     Raises: NoFormula, which names an event and shows it at two sizes.
     """

@@ -289,7 +289,7 @@ def test_a_model_of_pictures_is_planned_without_a_length(capsys, tmp_path):
     [
         (PICTURES, "b=2,s=8", "whole", "at: s is the configuration's own"),
         (PICTURES, "b=2", "chunked", "loss: in chunks is a language model's"),
-        ({"model_type": "t5", "num_layers": 2}, "b=2,s=8", "chunked", "loss: in chunks is a language model's"),
+        ({"model_type": "t5", "d_model": 64}, "b=2,s=8", "chunked", "loss: in chunks is a language model's"),
         (LLAMA, "b=2", "whole", "at: s is missing"),
         at_night(({**LLAMA, "model_type": "mamba"}, "b=2,s=4096", "whole", "target: operations grow with s: ")),
     ],

@@ -108,4 +108,4 @@ def test_bad_input_is_one_line_and_exit_code_2(case, capsys):
     output = capsys.readouterr()
     assert output.out == ""
     (line,) = output.err.splitlines()
-    assert line.startswith("actmem plan: ") and expected in line
+    assert line.startswith("actmem plan: ") and expected in output.err

@@ -22,8 +22,8 @@ from actmem_tools.plan.search import (
     bill_of,
     layouts,
     rank_bill,
-    stage_layers,
     rows_of_all_modes,
+    stage_layers,
 )
 from actmem_tools.plan.step_time import (
     DEVICES,

@@ -163,11 +163,11 @@ class Operation:
     """One operation of a layer's forward pass on one rank: its work and its memory traffic.
 
     Attributes:
-        name: such as "QKᵀ" or "layer norm 1".
-        flops: how many FLOPs it computes.
-        bytes: how many bytes it reads from and writes to the device's memory.
-        matmul: whether it is a matmul.
-        core: whether it is inside the core attention.
+        name: the operation's name, such as "QKᵀ" or "layer norm 1".
+        flops: FLOPs that the operation computes.
+        bytes: bytes that the operation reads from and writes to the device's memory.
+        matmul: whether the operation is a matmul.
+        core: whether the operation is inside the core attention.
     """
 
     name: str

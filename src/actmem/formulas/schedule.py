@@ -23,7 +23,7 @@ class Action:
 
     Attributes:
         kind: "F" for forward, "B" for backward.
-        rank: the pipeline rank that runs it, from 0.
+        rank: the pipeline rank that runs the pass, from 0.
         chunk: the number of the model chunk on that rank, from 0.
         microbatch: the microbatch's number, from 0.
     """

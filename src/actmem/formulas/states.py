@@ -16,7 +16,7 @@ class State:
     """One kind of training state, such as gradients or Adam's first moment, and its bytes for each parameter.
 
     Attributes:
-        term: its name, such as "Adam first moment".
+        term: the state's name, such as "Adam first moment".
         bytes_per_parameter: bytes for each parameter; if ``parameters`` is more than 1, for each block of parameters.
         reason: a phrase that says why training needs this state, for the row's ``source``.
         parameters: how many parameters share these bytes; more than 1 for the scale of a block of 8-bit values, say.

@@ -71,29 +71,31 @@ class Scores:
 
 @dataclass
 class Provenance:
-    """Where one storage comes from. "It" below is the storage.
+    """Where one storage comes from: the operation that made it, in which module, and from which other storages.
 
     Attributes:
-        made: whether an operation made it while the tracker was on; False if it existed before.
-        operation: the operation that made its first tensor, such as "mm"; "" if it existed before.
-        module: the name of the innermost module that was running when it was first seen; "" for the root.
+        made: whether an operation made the storage while the tracker was on; False if the storage existed before.
+        operation: the operation that made the storage, such as "mm", or "generator state"; "" if the storage existed
+            before.
+        module: the name of the innermost module that was running when the storage was first seen; "" for the root.
         shape: the shape of the first tensor that had this storage.
         dtype: the dtype of that tensor.
         device: the type of that tensor's device, such as "cuda".
-        inside: whether a module or an autograd Function was running when it was made.
-        constant: whether it was made without random numbers, and from no tensor or from constants alone.
-        of_weights: whether it is a weight, or was computed from weights and constants alone, without a matmul.
-        copied_from: if it is a copy, or a copy of a copy, of storages that existed before: these storages; else empty.
-        gathered: whether a collective did this copying.
-        repeats: if it is a copy of an expanded tensor, how many times it holds each element; else 1.
-        one_plus: "tanh" or "erf" if it is a number plus the result of that function, as in a GELU; else "".
-        picked_from: if it has some of the matrices of a storage that existed before, such as one expert's weights, that
-            storage; else None.
-        scores: the attention scores of which it is a part, or from which only elementwise operations and a softmax
-            computed it; else None.
-        masks: the attention scores that it masks; else None.
-        multiplied: the scores of the last matmul that read it; None if no matmul did.
-        saved: the views of it that autograd saved, each once.
+        inside: whether a module or an autograd Function was running when the storage was made.
+        constant: whether the storage was made without random numbers, and from no tensor or from constants alone.
+        of_weights: whether the storage is a weight, or was computed from weights and constants alone, without a matmul.
+        copied_from: the storages from before the tracking of which this storage is a copy, or a copy of a copy; empty
+            if it is no such copy.
+        gathered: whether a collective made this copy.
+        repeats: how many times a copy of an expanded tensor holds each element; 1 for any other storage.
+        one_plus: "tanh" or "erf" if the storage is a number plus the result of that function, as in a GELU; else "".
+        picked_from: the storage from before the tracking of which this one has some of the matrices, such as one
+            expert's weights out of all experts'; else None.
+        scores: the attention scores of which the storage is a part, or from which only elementwise operations and a
+            softmax computed it; else None.
+        masks: the attention scores that the storage masks; else None.
+        multiplied: the Scores of the last matmul that read the storage; None if no matmul did.
+        saved: the views of the storage that autograd saved, each once.
     """
 
     made: bool

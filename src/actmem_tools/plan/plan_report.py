@@ -51,8 +51,9 @@ def as_object(request: Request, found: SearchResult) -> dict:
         ranking: sentences with the rule by which plans are ranked; "" if nothing fits.
         fixed_sizes: sentences on how much longer a step takes because the user fixed sizes; "" if no sizes were fixed
             or nothing fits.
-        bill: everything that the first plan's fullest rank holds: the "moment", "bytes", "lines" with "part", "term",
-            "bytes" and "source" each, "allowance_bytes" and "free_bytes"; None if nothing fits.
+        bill: everything that one rank of the first plan, the pipeline rank with the highest peak, holds: the "moment",
+            "bytes", "lines" with "part", "term", "bytes" and "source" each, "allowance_bytes" and "free_bytes"; None if
+            nothing fits.
         refused: the smallest layouts that don't fit, each with "over_bytes": by how many bytes it is too large.
         settings: a dict from each framework to the lines to paste for the first plan.
     """

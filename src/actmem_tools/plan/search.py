@@ -344,7 +344,7 @@ def divisors(number: int, largest: int) -> list[int]:
 def layouts(
     model: PlannedModel, cluster: Cluster, global_batch_size: int, fixed: Mapping[str, int] = {}
 ) -> Iterator[Parallel]:
-    """Yield the layouts that a search counts, in a fixed order.
+    """Yield the layouts for which a search predicts bytes, in a fixed order.
 
     Every layout uses all GPUs of the cluster and divides the batch evenly.  t divides a node's GPUs; c is a power of 2
     that leaves each rank at least ``LEAST_CONTEXT_TOKENS`` tokens; b is at most ``LARGEST_MICRO_BATCH``.  Some of these
@@ -631,10 +631,10 @@ class _Search:
 
 
 def bill_of(model: PlannedModel, plan: Counted) -> Bill:
-    """List everything that the plan's fullest pipeline rank holds at its peak.
+    """List everything that the pipeline rank with the highest peak holds at that peak.
 
     Args:
         model: the planned model.
-        plan: a plan, or a layout that doesn't fit, from ``Request.search``.
+        plan: a plan, or a layout that doesn't fit, from ``Request.search``; its ``pipeline_rank`` is that rank.
     """
     return rank_bill(model, plan.layout, plan.recompute, plan.num_microbatches, plan.pipeline_rank)

@@ -174,7 +174,7 @@ def measure_bandwidths(here: Ranks, rounds: int) -> list[dict[str, Any]]:
 
     Args:
         here: this rank.
-        rounds: how many rounds are timed, and at least LEAST_ROUNDS.
+        rounds: how many rounds to time; if it is less than LEAST_ROUNDS, that many are timed.
 
     Returns: a dict for each kind and size: "kind"; "bytes", of the unsharded tensor; "sent_bytes", which one rank
         sends; "seconds", the median; "bus", the bus bandwidth in bytes per second.

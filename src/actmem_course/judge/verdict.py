@@ -20,12 +20,14 @@ class Fault:
     """What is wrong with an answer.  A learner is told the symptom first, then the cause, then the repair.
 
     Attributes:
-        symptom: which result differs, how, and on which ranks.
+        symptom: which result differs, and how.
         repair: what the learner should do.
         cause: what in the learner's code leads to the symptom.
-        names_ranks: whether the symptom already says on which ranks the result differs.
-        explains: whether the symptom explains the mistake by itself.  A stated mistake is then named only if it gives
-            exactly the same observations.
+        names_ranks: whether the symptom says by itself on which ranks it is seen.  If not, the judge puts them before
+            it.
+        explains: whether the symptom is enough to see the mistake.  The judge then adds the cause and repair of a
+            ``Mistake`` that we expect from learners only if our solution with that mistake gives all the same
+            observations as the learner's code.  Otherwise the same first wrong observation is enough.
     """
 
     symptom: str

@@ -472,15 +472,16 @@ class VirtualRank:
 
 
 class VirtualRanks:
-    """A number of virtual ranks on which jobs can be run, one job after the other.
+    """A number of virtual ranks.  ``run`` runs a job, which is a function, on each of them; jobs run one after another.
 
     Args:
         size: how many ranks there are.
-        alone: whether the job needs no process group; there is then a single rank.
+        alone: True to make no process group, for jobs that use none; ``size`` must then be 1.
 
     Attributes:
         members: the ranks of the latest run.
-        meetings: the collectives of the latest run.  The key of a collective has the group, its ranks, and a count.
+        meetings: the collectives and messages of the latest run.  The key of the n-th collective of a group has the
+            group's name, its ranks, and n.
         running: the rank that is executing now; None if no job runs.
     """
 

@@ -25,14 +25,14 @@ _WORKSPACE_BYTES = 8 * 4096 * 2**10
 
 
 def first_stage_layers(pipeline_parallel_size: int) -> int:
-    """Return how many transformer layers rank 0 has; it also has the embedding.
+    """Return how many transformer layers of ``NANOTRON_MODEL`` rank 0 has; it also has the embedding.
 
-    nanotron distributes blocks (layers, and the output layer) by the elements of their weights: 4h² + 3hf for a layer,
-    vh for the output layer. A rank gets blocks until their elements exceed 1/p of all elements; it keeps the block with
-    which they do.
+    nanotron gives each rank blocks, in order, until the rank's blocks have more than 1/p of all weight elements. The
+    block that passes this limit stays on the rank. A layer counts 4h² + 3hf elements, the output layer vh, and the
+    embedding none.
 
     Args:
-        pipeline_parallel_size: p.
+        pipeline_parallel_size: p, the number of pipeline ranks.
     """
     layer = 4 * _H * _H + 3 * _H * _F
     all_blocks = NANOTRON_MODEL.num_layers * layer + NANOTRON_MODEL.vocab_size * _H

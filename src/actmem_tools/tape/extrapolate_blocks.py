@@ -11,10 +11,10 @@ has a block more:
    has made.
 3. Every later block of backward does the same as the second, while fewer blocks still hold saved tensors.
 
-While the last of the shorter tape's blocks runs, both tapes are compared at the same operation.  What the longer one has
-more is what each further block holds after it has run: its gradients, and its part of a gradient that all blocks add to.
-In forward, the block that runs
-last is read on the longer tape, as it may find more alive than the only block of the shorter one.
+While the last of the shorter tape's blocks runs, both tapes are compared at the same operation.  What the longer one
+has more is what each further block holds after it has run: its gradients, and its part of a gradient that all blocks
+add to.  In forward, the block that runs last is read on the longer tape, as it may find more alive than the only block
+of the shorter one.
 
 One exception: if the first block makes a tensor that all others read, as T5's makes its table of positions, the second
 block saves it too when it is recomputed, and no later block does.  Then the two tapes have one recomputed block more

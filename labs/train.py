@@ -59,7 +59,15 @@ def main() -> int:
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """What to train: the model's shape, how the ranks share it (``mode``), and for how many steps."""
+    """The training to run.
+
+    Attributes:
+        shape: the model's sizes.
+        mode: a row of table 2: how the ranks share the model, and what is recomputed.
+        num_steps: how many training steps.
+        dropout: the dropouts' probability.
+        dtype: of the weights and activations, by its name, such as "float32".
+    """
 
     shape: ModelShape
     mode: Configuration
@@ -83,10 +91,15 @@ def train(
     text: Tensor,
     on_step: Callable[[int, float], None] = lambda step, loss: None,
 ) -> list[float]:
-    """Train a GPT, and return the loss of each step.  Every rank must call it.
+    """Train a GPT, and return the loss of each step.  Every rank must call this function.
 
-    A step's batch and dropouts depend only on its number.
-    on_step: called after each step, with its number, from 1, and its loss.
+    A step's batch and dropouts depend only on the step's number.
+
+    Args:
+        job: the model, the mode and the number of steps.
+        device: "cpu" or "cuda".
+        text: ``[length]``, token ids.
+        on_step: called after each step with the step's number, from 1, and its loss.
     """
     place = {"dtype": getattr(torch, job.dtype), "device": device}
     model = lab6.make_model(job.shape, job.mode, None, dropout=job.dropout, **place)

@@ -136,7 +136,7 @@ def check_timing(args: argparse.Namespace) -> str:
     """Check --rounds, and return the name of the dtype: --dtype, or ``usual_dtype`` without --dtype.
 
     Args:
-        args: parsed options of ``add_timing_arguments``, and --device, which is "cpu" or "cuda" by now.
+        args: parsed options of ``timing_parser``, and --device, which is "cpu" or "cuda" by now.
 
     Raises:
         ConfigError: The number of rounds is not allowed.

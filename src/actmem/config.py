@@ -303,11 +303,6 @@ class PaperModel:
     parallel: Parallel
     global_batch_size: int
 
-    @property
-    def num_devices(self) -> int:
-        """GPUs used: t · p (the paper runs these without data parallelism)."""
-        return self.parallel.tensor_parallel_size * self.parallel.pipeline_parallel_size
-
 
 def _model(name: str, a: int, h: int, layers: int, p: int, chunks: int, batch: int, b: int) -> PaperModel:
     shape = ModelShape(2048, b, h, a, num_layers=layers, vocab_size=51200)

@@ -198,19 +198,17 @@ def reduce_partial_gradients(module: nn.Module, tp: TensorParallel) -> None:
             grad.copy_(own_part.view_as(grad))
 
 
-def load_dense(module: nn.Module, dense: dict[str, Tensor], tp: TensorParallel, *, strict: bool = True) -> None:
+def load_dense(module: nn.Module, dense: dict[str, Tensor], tp: TensorParallel) -> None:
     """Copy this rank's shards of an unsharded state dict into a sharded module.
 
     Args:
         dense: the unsharded tensors, by the names of the module's parameters.
-        strict: False ignores names that the module doesn't have: a pipeline stage loads its layers out of a whole
-            model.
 
-    Raises: ConfigError if ``dense`` lacks a parameter's name, if a tensor has another shape, and with ``strict`` if
-        ``dense`` has a name that the module lacks. In these cases nothing is copied.
+    Raises: ConfigError if ``dense`` lacks a parameter's name, if a tensor has another shape, or if ``dense`` has a name
+        that the module lacks. In these cases nothing is copied.
     """
     parameters = dict(module.named_parameters())
-    if strict and (unknown := dense.keys() - parameters.keys()):
+    if unknown := dense.keys() - parameters.keys():
         raise ConfigError(min(unknown), f"is not a parameter of this {type(module).__name__}")
     shards = {}
     for name, parameter in parameters.items():

@@ -22,10 +22,6 @@ from actmem.torch_private import assert_async
 class VocabParallelEmbedding(ParallelModule):
     """Word vectors with the vocabulary sharded over the ranks: ``weight`` is ``[v/t, h]``.
 
-    Set ``embedding.sparse = True``, as in torch's ``nn.Embedding``, to get a sparse gradient of the weight: one row of
-    h for each of the sb ids instead of a dense ``[v/t, h]`` in every microbatch. With ``use_main_gradients`` it is
-    added to the dense ``main_grad``.
-
     Args:
         seed: of the weight, the same on all t ranks; None draws one from torch's CPU generator.
 
@@ -36,8 +32,6 @@ class VocabParallelEmbedding(ParallelModule):
         does not synchronise).
     """
 
-    sparse = False
-
     def __init__(self, vocab_size: int, hidden_size: int, tp: TensorParallel, *, seed: int | None = None, **factory):
         super().__init__()
         self.tp = tp
@@ -46,16 +40,16 @@ class VocabParallelEmbedding(ParallelModule):
 
     def forward(self, ids: Tensor) -> Tensor:
         own_copy = checked_copy("token ids", ids, self.weight.shape[0] * self.tp.size)
-        return f_bar_or_g_bar(_Lookup.apply(own_copy, self.weight, self.tp, self.sparse), self.tp)
+        return f_bar_or_g_bar(_Lookup.apply(own_copy, self.weight, self.tp), self.tp)
 
 
 class _Lookup(Function):
     """Looks up this rank's rows for the ids that it holds, and zeros for the others: a partial sum over t."""
 
     @staticmethod
-    def forward(ctx, ids: Tensor, weight: Tensor, tp: TensorParallel, sparse: bool) -> Tensor:
+    def forward(ctx, ids: Tensor, weight: Tensor, tp: TensorParallel) -> Tensor:
         ctx.save_for_backward(ids)
-        ctx.tp, ctx.num_rows, ctx.sparse = tp, weight.shape[0], sparse
+        ctx.tp, ctx.num_rows = tp, weight.shape[0]
         rows, mine = own_rows(ids, ctx.num_rows, tp)
         # Written over with 0, not multiplied by 0: NaN in one row of the embedding must not reach other words.
         return F.embedding(rows, weight).masked_fill_(~mine.unsqueeze(-1), 0)
@@ -65,13 +59,8 @@ class _Lookup(Function):
     def backward(ctx, grad: Tensor):
         (ids,) = ctx.saved_tensors
         rows, mine = own_rows(ids, ctx.num_rows, ctx.tp)
-        if ctx.sparse:
-            vectors = grad.masked_fill(~mine.unsqueeze(-1), 0).flatten(0, 1)
-            size = ctx.num_rows, grad.shape[-1]
-            sparse = torch.sparse_coo_tensor(rows.view(1, -1), vectors, size, check_invariants=False)
-            return None, sparse, None, None
         rows.masked_fill_(~mine, -1)  # torch's number of a row to pass over: 0 times an infinite gradient is no number
-        return None, torch.ops.aten.embedding_dense_backward(grad, rows, ctx.num_rows, -1, False), None, None
+        return None, torch.ops.aten.embedding_dense_backward(grad, rows, ctx.num_rows, -1, False), None
 
 
 def own_rows(ids: Tensor, num_rows: int, tp: TensorParallel) -> tuple[Tensor, Tensor]:

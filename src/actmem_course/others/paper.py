@@ -122,7 +122,7 @@ def percent_of_peak(model_name: str, flops: int, seconds: float) -> float:
         flops: FLOPs of the iteration.
         seconds: its seconds.
     """
-    return 100 * utilisation(flops, seconds, PAPER_MODELS[model_name].num_devices, A100_FLOPS_PER_SECOND)
+    return 100 * utilisation(flops, seconds, PAPER_MODELS[model_name].parallel.num_devices, A100_FLOPS_PER_SECOND)
 
 
 def mfu_percent(model_name: str, seconds: float) -> float:

@@ -152,7 +152,8 @@ class _ColumnParallel(Function):
         grad_weights = [grad.t() @ rows if need else None for grad, need in zip(grads, needs_weights)]
         grad_bias = grads[0].sum(0) if needs_bias else None
         del x, full, rows, partial  # before gloo's parts are added up, in one tensor more
-        return reduction.wait() if reduction else None, None, grad_bias, *grad_weights
+        grad_x = reduction.wait() if reduction else None
+        return grad_x, None, grad_bias, *grad_weights
 
 
 def _input_gradient(grads: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:

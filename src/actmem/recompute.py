@@ -96,9 +96,9 @@ def around_second_runs(observe: Callable[[Callable], AbstractContextManager]) ->
 class ParametersRead:
     """Checks that a module's parameters and buffers don't change between forward and recomputation.
 
-    Backward raises RuntimeError if one changed. Parameters are checked when the gradient of ``result`` is there, that
-    is before backward enters the module. An optimizer that steps during backward may write them after that. Buffers
-    are checked after the recomputation too.
+    Backward raises RuntimeError if one changed. Parameters are checked when the first gradient of ``result`` is there,
+    that is before backward enters the module. An optimizer that steps during backward may write them after that.
+    Buffers are checked after the recomputation too.
 
     Args:
         module: what recomputation runs.

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from actmem.config import ConfigError, check_vocab_size
+from actmem.config import ConfigError, check_size, check_vocab_size
 from actmem.keep import differentiates_once
 from actmem.parallel.collectives import all_reduce, all_reduce_max
 from actmem.parallel.conjugates import f_bar_or_g_bar
@@ -167,7 +167,7 @@ class VocabParallelCrossEntropy(nn.Module):
     Collectives: three numbers for each of the sb positions: all-reduces of the maximum, of the denominator and of the
         target's logit.
     Raises: ConfigError unless there is one target for each token, each in 0 … v − 1 or ``ignore_index`` (on a GPU a
-        device-side assertion).
+        device-side assertion), and unless ``vocab_size`` is from 1 to the number of rows.
     Source: 2205.05198 section 4.3.
     """
 
@@ -176,7 +176,8 @@ class VocabParallelCrossEntropy(nn.Module):
         self.tp, self.ignore_index, self.vocab_size = tp, ignore_index, vocab_size
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        words = self.vocab_size or logits.shape[-1] * self.tp.size
+        rows = logits.shape[-1] * self.tp.size
+        words = rows if self.vocab_size is None else check_size("vocab_size", self.vocab_size, largest=rows)
         ids = checked_targets(targets, logits, words, self.ignore_index)
         return _CrossEntropy.apply(logits, ids, self.tp, self.ignore_index, words)
 

@@ -20,7 +20,7 @@ def pipeline_sends(
         pipeline_rank: which rank of the pipeline, from 0.
         element_size: bytes of an activation element.
     """
-    check_stage(shape, parallel, pipeline_rank)
+    check_stage(shape, parallel, pipeline_rank, element_size)
     n, m, p = num_microbatches, parallel.num_model_chunks, parallel.pipeline_parallel_size
     check_size("num_microbatches", n)
     size = activation_bytes(shape, element_size) // parallel.sequence_parts

@@ -1,5 +1,7 @@
 """The bill at the peak adds up to the peak, and the peak is the one that others count."""
 
+import gc
+import weakref
 from functools import partial
 
 import pytest
@@ -13,6 +15,7 @@ from actmem.layers.transformer import TransformerLayer
 from actmem.ledger.emulate import emulated_rank
 from actmem.ledger.modes import nodes_from
 from actmem.ledger.recorder import record
+from actmem.ledger.storages import StorageLifetimes
 from actmem.ledger.whole_step import loss_of, step, watch_step
 from actmem.parallel.groups import tensor_parallel
 from actmem.recipes import RECOMPUTE_MODES
@@ -139,6 +142,23 @@ def test_gradients_of_one_tensor_add_up_where_a_step_without_a_mode_adds_them(ca
 def test_each_node_of_a_graph_comes_once_also_if_it_is_given_twice():
     node = (torch.ones(1, requires_grad=True) * 2).grad_fn
     assert len(list(nodes_from([node, None, node]))) == 2  # with the leaf's
+
+
+def test_a_storage_does_not_hold_what_follows_it():
+    weight, lifetimes = torch.ones(2), StorageLifetimes()
+    lifetimes.begin(weight.untyped_storage())
+    gone = weakref.ref(lifetimes)
+    del lifetimes
+    gc.collect()
+    assert gone() is None and weight.numel()
+
+
+def test_a_finished_bill_no_longer_changes():
+    model = nn.Linear(8, 8)
+    bill = step(model, torch.ones(4, 8))
+    before = [list(sizes) for _, sizes in bill.lives]
+    del model
+    assert [sizes for _, sizes in bill.lives] == before
 
 
 def test_a_checkpoints_second_run_is_recomputed_activations():

@@ -34,9 +34,9 @@ def replaced_operations(*replacements: tuple[str, str, Callable[[Callable], Call
 
     Args:
         replacements: for each operation a tuple (dispatch key, name, make). The key is "AutogradCPU" or "AutogradCUDA",
-            or "CPU" if torch itself differentiates the operation. An example of a name is
-            "scaled_dot_product_attention".
-            ``make`` gets torch's version for devices without a kernel of their own, and returns the new function.
+            or "CPU" if torch itself differentiates the operation. The name is the operation's in ATen, such as
+            "scaled_dot_product_attention". The function ``make`` is called with torch's version for devices without a
+            kernel of their own, and returns the new function.
     """
     without_kernel = torch._C.DispatchKey.CompositeImplicitAutograd
     with torch.library._scoped_library("aten", "IMPL") as library:

@@ -77,11 +77,16 @@ class StepMode(DispatchMode):
     def real_operation(self, func: Any, args: tuple) -> Any:
         """Return the operation that torch would run without a dispatch mode.
 
-        It is ``add_`` if ``func`` adds up two gradients and torch would write the sum into the first; else ``func``.
+        The result is ``add_`` if ``func`` adds up two gradients and torch would write the sum into the first; else
+        ``func``.
+
+        Args:
+            func: the operator that a ``__torch_dispatch__`` was called with.
+            args: its positional arguments.
         """
         if func is not torch.ops.aten.add.Tensor or torch.is_grad_enabled():
             return func
-        # Outside backward neither has a value: -1 isn't None.
+        # Outside backward the place is -1, which is that of no node.
         is_sum = place_of_node_running() == self._ended.get(get_ident())
         if not is_sum or not _is_free(args) or not _is_dense(args[0]) or storage_of(args[0]) in self.held:
             return func
@@ -103,10 +108,10 @@ class QuietDispatchMode(StepMode):
 
 
 def nodes_from(begins: Iterable[Any]) -> Iterator[Any]:
-    """Yield each node of the autograd graphs behind some nodes once, these nodes included.
+    """Yield ``begins`` and all nodes that come after them in backward, each node once.
 
     Args:
-        begins: ``grad_fn`` of tensors; a None is skipped.
+        begins: autograd nodes, such as the ``grad_fn`` of outputs; a None among them is skipped.
     """
     nodes = list(dict.fromkeys(begins))
     seen = set(nodes)
@@ -120,10 +125,10 @@ def nodes_from(begins: Iterable[Any]) -> Iterator[Any]:
 
 
 def stays_as_gradient(args: tuple) -> bool:
-    """Return whether a weight's new gradient would become its ``.grad`` itself, or (False) be copied for that.
+    """Return whether autograd would make a weight's new gradient its ``.grad``; False: it would copy the gradient.
 
-    It answers for a weight whose ``.grad`` is None, but looks at one that has a ``.grad`` already: only there does a
-    dispatch mode see an operation, the addition of the two.
+    The question is about weights whose ``.grad`` is None. There a dispatch mode sees no operation. So this function
+    looks at a weight that has a ``.grad`` already, where a mode sees the addition of the new gradient to it.
 
     Args:
         args: the two arguments of this addition: the weight's ``.grad`` and the new gradient.
@@ -137,7 +142,7 @@ def stays_as_gradient(args: tuple) -> bool:
 
 
 def _is_free(args: tuple) -> bool:
-    """Return whether both arguments are plain tensors and nothing but the sum itself holds the first."""
+    """Return whether both arguments of a sum are plain tensors and nothing but the sum itself holds the first."""
     plain = (isinstance(x, Tensor) and x.layout is torch.strided and not is_traceable_wrapper_subclass(x) for x in args)
     return all(plain) and _holders(args[0]) == _holders_where_free()[torch.ops.aten.add.Tensor]
 
@@ -149,9 +154,9 @@ def _holders(tensor: Tensor) -> tuple[int, int, int]:
 
 @cache
 def _holders_where_free() -> dict[Any, tuple[int, int, int]]:
-    """Return the ``_holders`` that a dispatch mode sees of a tensor that nothing else holds.
+    """Return the counts of ``_holders`` that a dispatch mode sees for a tensor that nothing else holds.
 
-    They are counted once, in cases where it is known that nothing else does.
+    They are counted once, for tensors of which it is known that nothing else holds them.
 
     Returns: by operator of ``_SUMS`` the counts for the first of two gradients that were just made for one tensor, and
         for a gradient that is added to a weight's.

@@ -24,8 +24,8 @@ class LatentHeads:
     Args:
         query_rank: elements of the latent from which queries are computed.
         key_value_rank: elements of the latent from which keys and values are computed.
-        nope_head_size: elements of a head's query, and of its key, without a position.
-        rope_head_size: elements of a head's query, and of the key that all heads share, with a rotary position.
+        nope_head_size: elements of the part of a head's query, and of its key, that has no position.
+        rope_head_size: elements of the part of a head's query that is rotated, and of the key that all heads share.
         value_head_size: elements of a head's value.
 
     Raises: ConfigError on a size that is no whole number of at least 1, or if rope_head_size is odd.

@@ -90,9 +90,12 @@ _reading = threading.local()  # backward may run in a thread of its own
 def released_by_reader() -> bool:
     """Return True while ``Kept.tensors`` runs in this thread.
 
-    Our checkpoint calls this function when backward reads a recomputed tensor. If False, the checkpoint holds the
-    tensor until the node that saved it has run in backward. If True, the checkpoint drops the tensor at once: the node
-    behind a Kept may run long after the operation that reads the tensor, so the tensor would stay in memory too long.
+    Our checkpoint calls this function when backward reads a recomputed tensor, to know how long to hold the tensor:
+
+    - False: a node of the graph reads a tensor that it saved itself. The checkpoint holds the tensor until that node
+      has run in backward.
+    - True: an operation reads a tensor that a ``Kept`` saved for it, in a node of its own. That node may be freed long
+      after the operation's backward, so the checkpoint gives up the tensor at once and only the operation holds it.
     """
     return getattr(_reading, "releases", False)
 

@@ -154,7 +154,7 @@ def chunks_of(model: PlannedModel, plan: Counted) -> list[range]:
 def fullest_actions(model: PlannedModel, plan: Counted, chunks: Sequence[range]) -> list[Action]:
     """List the actions that the plan's fullest rank runs, from the start of the step until it first reaches its peak.
 
-    A pipeline is full after 2p microbatches, so at most the first 4p microbatches of the step are considered.
+    A pipeline is full after 2p microbatches, so the first 4p of the step are enough to have its peak among them.
 
     Args:
         model: the planned model that the plan trains.

@@ -152,14 +152,16 @@ class ConfigModel:
         return math.lcm(of_loss, *self._numbers(_CHUNKS))
 
     def step(self, s: int, multiple: int) -> int:
-        """Choose how long the sequences are in the tiny runs from which formulas for ``s`` tokens are found.
+        """Return the step between the sequence lengths of the tiny runs: each length is a multiple of it.
+
+        The formulas for ``s`` tokens are found from these runs, so they must run the same operations as ``s`` tokens.
 
         Args:
             s: the tokens of a sequence that the user asked for.
-            multiple: the tokens that must divide each sequence's length, from the method ``multiple``.
+            multiple: a number by which each sequence's length must be divisible, from the method ``multiple``.
 
-        Returns: a number of tokens that divides the sequence of each run.  0 if no short sequences run the same
-            operations as ``s`` tokens do: then the sequence of each run must have ``s`` tokens.
+        Returns: the step, in tokens.  0 if there is none, because the longest run would be too long to run the same
+            operations, or because ``multiple`` does not divide ``s``: then each run must have exactly ``s`` tokens.
         """
         shortest, longest = self.limits(s)
         step = multiple * (-(-shortest // multiple) if shortest > 2 else 1)

@@ -11,9 +11,10 @@ has a block more:
    has made.
 3. Every later block of backward does the same as the second, while fewer blocks still hold saved tensors.
 
-While the last of the shorter tape's blocks runs, each further block that has run holds what the longer tape has more at
-the same operation: its gradients, and its part of a gradient that all blocks add to.  In forward, the block that runs
-last is read on the longer tape, as it may find more alive than the only block of the shorter one.
+While the last of the shorter tape's blocks runs, both tapes are compared at the same operation.  What the longer one
+has more is what each further block holds after it has run: its gradients, and its part of a gradient that all blocks
+add to.  In forward, the block that runs last is read on the longer tape, as it may find more alive than the only block
+of the shorter one.
 
 One exception: if the first block makes a tensor that all others read, as T5's makes its table of positions, the second
 block saves it too when it is recomputed, and no later block does.  Then the two tapes have one recomputed block more
@@ -216,22 +217,25 @@ class Need:
 class BlockModel:
     """A model made of equal blocks; ``need`` predicts memory and FLOPs for any number of them.
 
-    The prediction compares tapes with few blocks, to find the bytes that one more block adds.
+    A block is one layer, or a group of layers of different kinds that repeats.  The prediction compares tapes with few
+    blocks, to find the bytes that one more block adds.  If the batch size b or another size is 1, torch may run other
+    operations, so such sizes have tapes of their own.
 
     Attributes:
         tapes: a function that returns the tape of a model with few blocks.  Its arguments are the number of blocks that
             are recomputed, the number of blocks that save everything, and whether b is 1.
         path: where the blocks are: the Python expression after ``model.``, such as "layers".
-        elements: formulas for the five counts that ``num_elements`` returns.
+        elements: five formulas, for how many elements the weights in and outside the blocks have (``num_elements``).
         element_size: bytes of a weight's element.
-        order: which layers make up a block.
+        order: how many layers a block has, and how many layers come before the first block.
         notes: sentences for the user on what is unusual in the model.
         recompute: whether the model's own code recomputes every block in backward.
         shortest: the shortest sequence for which the tapes are valid.
         longest: the longest sequence for which the tapes are valid and which the model can read.
         multiple: the number that must divide a sequence's length.
         names: a function that returns names for the storages of one of ``tapes``, by the storage's number.  Its
-            arguments are the number of recomputed blocks, the number of saving blocks, and the letters that are 1.
+            arguments are the number of recomputed blocks, the number of saving blocks, and the letters of the sizes
+            that are 1.
             Storages that the result leaves out keep the name of their operation.
         fewest: a function without arguments.  It returns how many recomputed blocks a tape must have so that every
             further recomputed block adds the same bytes: 1; or 2 if the first block makes a tensor that all blocks

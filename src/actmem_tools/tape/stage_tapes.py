@@ -152,14 +152,16 @@ class Transient:
 
 
 def transient(layer: StagePart, ends: StagePart | None, first: bool, last: bool, layers: int) -> Transient:
-    """Find the moment of a stage's backward pass at which memory is highest.
+    """Find how much more memory a stage needs at the peak of its backward pass than when backward began.
 
     Args:
         layer: memory of one of the stage's layers.
         ends: memory of the stage's embedding, loss or both; None if the stage has neither.
         first: whether the stage has the embedding.
         last: whether the stage has the loss.
-        layers: how many layers the stage has; with several model chunks, those of the chunk whose backward is next.
+        layers: how many layers the stage has; with several model chunks, how many the chunk has whose backward is next.
+
+    Returns: the Transient of the peak: its bytes, and what they consist of.
     """
     in_layer = layer.after if last else layer.held
     if ends is None or not last:

@@ -25,8 +25,9 @@ from actmem.torch_private import (
     place_of_node_running,
 )
 
-#: The operators that add up gradients, each with the number of the argument that could become the gradient itself.
-_SUMS = (torch.ops.aten.add.Tensor, 0), (torch.ops.aten.add_.Tensor, 1)
+#: The operators that add up gradients: two of one tensor, and a weight's new one into its ``.grad``. With each, the
+#: number of the argument that could become the gradient itself.
+_SUMS = {torch.ops.aten.add.Tensor: 0, torch.ops.aten.add_.Tensor: 1}
 
 
 class StepMode(DispatchMode):
@@ -85,7 +86,8 @@ class StepMode(DispatchMode):
         """
         if func is not torch.ops.aten.add.Tensor or torch.is_grad_enabled():
             return func
-        is_sum = place_of_node_running() == self._ended.get(get_ident(), -1)
+        # Outside backward the place is -1, which is that of no node.
+        is_sum = place_of_node_running() == self._ended.get(get_ident())
         if not is_sum or not _is_free(args) or not _is_dense(args[0]) or storage_of(args[0]) in self.held:
             return func
         return torch.ops.aten.add_.Tensor
@@ -111,7 +113,7 @@ def nodes_from(begins: Iterable[Any]) -> Iterator[Any]:
     Args:
         begins: autograd nodes, such as the ``grad_fn`` of outputs; a None among them is skipped.
     """
-    nodes = list(begins)
+    nodes = list(dict.fromkeys(begins))
     seen = set(nodes)
     while nodes:
         node = nodes.pop()
@@ -131,17 +133,18 @@ def stays_as_gradient(args: tuple) -> bool:
     Args:
         args: the two arguments of this addition: the weight's ``.grad`` and the new gradient.
     """
-    holders, weight = _holders(args[1]), args[0]
+    weight, (in_cpp, _, in_python) = args[0], _holders(args[1])
+    free_in_cpp, _, free_in_python = _holders_where_free()[torch.ops.aten.add_.Tensor]
     kept_layout = weight.stride() if _is_dense(weight) else torch.empty(weight.shape, device="meta").stride()
     dims = zip(weight.shape, args[1].stride(), kept_layout)
-    return holders[::2] == _holders_where_free()[1][::2] and all(size == 1 or a == b for size, a, b in dims)
+    is_free = in_cpp == free_in_cpp and in_python == free_in_python
+    return is_free and all(size == 1 or a == b for size, a, b in dims)
 
 
 def _is_free(args: tuple) -> bool:
     """Return whether both arguments of a sum are plain tensors and nothing but the sum itself holds the first."""
-    plain = all(isinstance(arg, Tensor) and arg.layout is torch.strided for arg in args)
-    plain = plain and not any(map(is_traceable_wrapper_subclass, args))
-    return plain and _holders(args[0]) == _holders_where_free()[0]
+    plain = (isinstance(x, Tensor) and x.layout is torch.strided and not is_traceable_wrapper_subclass(x) for x in args)
+    return all(plain) and _holders(args[0]) == _holders_where_free()[torch.ops.aten.add.Tensor]
 
 
 def _holders(tensor: Tensor) -> tuple[int, int, int]:
@@ -150,21 +153,20 @@ def _holders(tensor: Tensor) -> tuple[int, int, int]:
 
 
 @cache
-def _holders_where_free() -> tuple[tuple[int, int, int], ...]:
+def _holders_where_free() -> dict[Any, tuple[int, int, int]]:
     """Return the counts of ``_holders`` that a dispatch mode sees for a tensor that nothing else holds.
 
     They are counted once, for tensors of which it is known that nothing else holds them.
 
-    Returns: the counts for the first of two gradients that were just made for one tensor, and for a gradient that is
-        added to a weight's.
+    Returns: by operator of ``_SUMS`` the counts for the first of two gradients that were just made for one tensor, and
+        for a gradient that is added to a weight's.
     """
     holders: dict[Any, tuple[int, int, int]] = {}
 
     class Sees(DispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            for operation, place in _SUMS:
-                if func is operation:
-                    holders[operation] = _holders(args[place])
+            if func in _SUMS:
+                holders[func] = _holders(args[_SUMS[func]])
             return func(*args, **(kwargs or {}))
 
     with no_dispatch_modes(), torch.enable_grad():
@@ -174,7 +176,7 @@ def _holders_where_free() -> tuple[tuple[int, int, int], ...]:
         twice = (x * 3, x * 4)
         with Sees():
             torch.autograd.backward(twice, (torch.ones(2), torch.ones(2)))
-    return tuple(holders[operation] for operation, _ in _SUMS)
+    return holders
 
 
 def _is_dense(tensor: Tensor) -> bool:

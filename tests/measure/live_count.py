@@ -3,6 +3,7 @@
 Under a dispatch mode autograd runs other operations than without one, so this asks the CPU's allocator.
 """
 
+import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_leaves
@@ -12,6 +13,7 @@ def most_alive(run, known):
     """The most bytes alive while ``run()`` runs.  known: what is alive before, tensors in any containers."""
     storages = {id(t.untyped_storage()): t.untyped_storage() for t in tree_leaves(known) if isinstance(t, Tensor)}
     live = most = sum(storage.nbytes() for storage in storages.values())
+    torch.set_num_threads(1)  # with several a sum allocates a buffer for their parts
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run()
     events = profiler.profiler.kineto_results.events()

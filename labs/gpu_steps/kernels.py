@@ -48,8 +48,12 @@ class Call(NamedTuple):
         Args:
             dtype: the dtype of Q, K and V, such as "bfloat16".
         """
-        _, heads, key_heads, width, value_width, tokens, causal, dropout = self
-        return AttentionCall(dtype, width, value_width, heads, key_heads, tokens, tokens, False, causal, dropout)
+        widths, heads, lengths = (
+            (self.width, self.value_width),
+            (self.heads, self.key_heads),
+            (self.tokens, self.tokens),
+        )
+        return AttentionCall(dtype, *widths, *heads, *lengths, causal=self.causal, dropout=self.dropout)
 
 
 #: Heads of one rank of 8, but for the models that one GPU holds.
@@ -104,7 +108,7 @@ def measure_kernels(call: Call, device: str, dtype: torch.dtype) -> dict[str, An
 
 
 def _run(call: Call, device: str, dtype: torch.dtype) -> dict[str, Any]:
-    """One call: its autograd node, and what it saved beyond Q, K, V and the output."""
+    """One call: its autograd node, what it saved beyond Q, K, V and the output, and what it asked the allocator for."""
 
     def made(heads: int, width: int) -> torch.Tensor:
         return torch.randn(1, heads, call.tokens, width, device=device, dtype=dtype, requires_grad=True)
@@ -119,10 +123,24 @@ def _run(call: Call, device: str, dtype: torch.dtype) -> dict[str, Any]:
         # Not the tensor itself: a node that saves its own output would hold itself for ever.
         return tensor.detach()
 
+    before = _requested(device)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         output = F.scaled_dot_product_attention(
             query, key, value, dropout_p=call.dropout, is_causal=call.causal, enable_gqa=call.heads != call.key_heads
         )
     known = {tensor.untyped_storage().data_ptr() for tensor in (query, key, value, output)}
-    extra = (storage.nbytes() for pointer, storage in saved.items() if pointer not in known)
-    return {"node": output.grad_fn.name(), "saved_bytes": sum(extra)}  # type: ignore[union-attr]
+    extra = [storage for pointer, storage in saved.items() if pointer not in known]
+    return {
+        "node": output.grad_fn.name(),  # type: ignore[union-attr]
+        "saved_bytes": sum(storage.nbytes() for storage in extra),
+        "saved_on_gpu_bytes": sum(storage.nbytes() for storage in extra if storage.device.type == device),
+        "requested_bytes": None if before is None else _requested(device) - before - output.untyped_storage().nbytes(),
+    }
+
+
+def _requested(device: str) -> Any:
+    """What is alive of what the GPU's allocator was asked for; None on a CPU."""
+    if device != "cuda":
+        return None
+    torch.cuda.synchronize()
+    return torch.cuda.memory_stats()["requested_bytes.all.current"]

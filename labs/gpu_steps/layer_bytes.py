@@ -37,6 +37,8 @@ def measure_layer_bytes(
         "ledger_bytes": what autograd saved.
         "requested_bytes": what torch requested from the GPU's allocator; None on a CPU.
         "allocated_bytes": the blocks that the allocator gave; None on a CPU.
+        "blocks": the number of these blocks; only on a GPU.
+        "largest_rounding_bytes": the most bytes by which a block is larger than its tensor; only on a GPU.
     """
     tp = TensorParallel()
     if configuration.tensor_parallel:
@@ -74,6 +76,8 @@ def measure_layer_bytes(
         del graph
         found["requested_bytes"] = sum(requested for requested, _ in new)
         found["allocated_bytes"] = sum(size for _, size in new)
+        found["blocks"] = len(new)
+        found["largest_rounding_bytes"] = max(size - requested for requested, size in new)
     return found
 
 

@@ -97,8 +97,8 @@ class Predictions:
         if not file.exists():  # a plan that does not fit is an answer, with exit code 1
             raise RuntimeError((errors.decode(errors="replace").strip().splitlines() or ["failed"])[-1])
         found = json.loads(file.read_text())
-        kept = ("total_bytes", "peak_bytes", "notes") if kind == "record_fake" else ("asked", "bill", "ways")
-        row[kind] = {key: found[key] for key in kept}
+        planned = ("asked", "bill", "ways")
+        row[kind] = _recorded(found) if kind == "record_fake" else {key: found[key] for key in planned}
 
     def stop(self) -> None:
         """Kill the processes that still run, and remove their files."""
@@ -127,8 +127,11 @@ def measure_real_step(name: str, sizes: str, device: str) -> dict[str, Any]:
         device: "cpu" or "cuda".
 
     Returns: a dict with "sizes" and "parameters" (how many the model has), and on a GPU with bytes by the allocator:
+        "before_bytes": allocated before the step.
         "peak_bytes": the peak of forward and backward.
+        "step_peak_bytes": the peak of forward, backward and the optimizer's step.
         "cublas_bytes": cuBLAS's workspaces.
+        "memory_reserved": the most bytes that the allocator reserved.
     """
     from gpu_steps.models import FACTORIES
 
@@ -147,15 +150,31 @@ def measure_real_step(name: str, sizes: str, device: str) -> dict[str, Any]:
     for _ in range(2):
         if device == "cuda":
             torch.cuda.synchronize()
+            found["before_bytes"] = torch.cuda.memory_allocated()
             torch.cuda.reset_peak_memory_stats()
         model(**inputs).loss.backward()
         if device == "cuda":
             torch.cuda.synchronize()
             found["peak_bytes"] = torch.cuda.max_memory_allocated()
         optimizer.step()
+        if device == "cuda":
+            torch.cuda.synchronize()
+            found["step_peak_bytes"] = torch.cuda.max_memory_allocated()
         optimizer.zero_grad()
     if device == "cuda":
         before = torch.cuda.memory_allocated()
         torch._C._cuda_clearCublasWorkspaces()
         found["cublas_bytes"] = before - torch.cuda.memory_allocated()
+        found["memory_reserved"] = torch.cuda.max_memory_reserved()
     return found
+
+
+def _recorded(result: dict[str, Any]) -> dict[str, Any]:
+    """The numbers of a recorded step, without its thousands of rows."""
+    by_kind: dict[str, int] = {}
+    for row in result.get("peak", []):
+        by_kind[row["kind"]] = by_kind.get(row["kind"], 0) + row["bytes"]
+    return {
+        "kept_bytes": result["total_bytes"], "peak_bytes": result.get("peak_bytes"), "peak_by_kind": by_kind,
+        "notes": result["notes"],
+    }  # fmt: skip

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from actmem.config import ModelShape
+from actmem.formulas.flops import layer_overhead
 from actmem.parallel.groups import tensor_parallel
 from actmem_course.lab_tools.held_bytes import layer_runner
 from actmem_course.lab_tools.timing import Stopwatch, Work, time_in_turns
@@ -24,22 +25,29 @@ def measure_modes(shape: ModelShape, ranks: Ranks, dtype: torch.dtype, rounds: i
         rounds: how many rounds are timed.
 
     Returns: a dict with these keys:
-        "rows": one for each mode and one for the matmuls alone: median seconds, the overhead over no recomputation.
+        "rows": one for each mode and one for the matmuls alone: median seconds, the overhead over no recomputation,
+            and the FLOPs that the mode adds, as a share.
         "matmul_share": the seconds of the matmuls alone, divided by those of the layer without recomputation.
+        "matmul_flops": the FLOPs of the matmuls alone, forward and backward, on this rank.
     """
+    modes = ("none", "selective", "elementwise", "full")
     work: dict[str, Work] = {
         mode: layer_runner(shape, tensor_parallel(sequence_parallel=True), ranks.device, dtype, mode).work()
-        for mode in ("none", "selective", "elementwise", "full")
+        for mode in modes
     }
     work["matmuls alone"] = matmuls_alone(shape, ranks, dtype)
     timed = time_in_turns(work, ranks, rounds=rounds)
     whole = timed.medians("none")["combined_seconds"]
+    rows = []
+    for name in work:
+        row: dict[str, Any] = {"mode": name, **timed.medians(name)}
+        row["over_none"] = None if name == "none" else timed.over(name, "none")
+        row["flops_overhead"] = float(layer_overhead(shape, name)) if name in modes else None
+        rows.append(row)
     return {
         "matmul_share": timed.medians("matmuls alone")["combined_seconds"] / whole,
-        "rows": [
-            {"mode": name, **timed.medians(name), "over_none": None if name == "none" else timed.over(name, "none")}
-            for name in work
-        ],
+        "matmul_flops": 3 * _forward_flops(shape, ranks.size),
+        "rows": rows,
     }
 
 
@@ -77,6 +85,12 @@ def matmuls_alone(shape: ModelShape, ranks: Ranks, dtype: torch.dtype) -> Work:
             torch.matmul(left.mT, gradient)
 
     return Work(forward, backward)
+
+
+def _forward_flops(shape: ModelShape, t: int) -> int:
+    """Of one rank's matmuls in forward: 24sbh² + 4s²bh, divided by t."""
+    _, b, h, s = shape.letters()
+    return (24 * s * b * h * h + 4 * s * s * b * h) // t
 
 
 def matmul_rate(device: str, size: int, rounds: int, dtype: torch.dtype = torch.bfloat16) -> dict[str, Any]:

@@ -8,6 +8,7 @@ less memory is needed.
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -49,10 +50,13 @@ def climb(
 
     Returns: a dict with these keys; measured values are None or left out unless the device is a GPU and the steps fit:
         "budget_bytes": the argument.
-        "predicted_bytes": the planner's prediction of the peak.
+        "predicted_bytes", "predicted_parts": the planner's prediction of the peak, and its parts by name.
         "out_of_memory": at which moment torch ran out of memory, and its message; "" if it didn't.
         "static_bytes": bytes allocated before the second step.
-        "peak_bytes": the most bytes allocated in the second step's forward and backward.
+        "peak_bytes", "optimizer_peak_bytes": the most bytes allocated in the second step's forward and backward, and in
+            the optimizer's step.
+        "reserved_bytes", "forward_backward_seconds": bytes that the allocator had reserved by then, and the time.
+        "made_last": of the blocks alive at the peak the 40 made last: bytes, forward or backward, and lines of code.
         "unbilled": the bytes, by name, of what is allocated between steps and is in no prediction.
         "curve": with ``curve``: pairs of the milliseconds since the step began and the bytes allocated then.
     """
@@ -60,8 +64,8 @@ def climb(
     layout = Parallel(tp.size, sequence, micro_batch_size=shape.micro_batch_size)
     bill = rank_bill(PlannedGPT("model", shape).on(device), layout, recompute, 1, 0)
     found: dict[str, Any] = {
-        "budget_bytes": budget_bytes, "predicted_bytes": bill.bytes,
-        "out_of_memory": "", "static_bytes": None, "peak_bytes": None,
+        "budget_bytes": budget_bytes, "predicted_bytes": bill.bytes, "predicted_parts": bill.by_part(),
+        "out_of_memory": "", "static_bytes": None, "peak_bytes": None, "optimizer_peak_bytes": None,
     }  # fmt: skip
     moment = "building the model"
     with _limited(device, budget_bytes):
@@ -88,25 +92,35 @@ def _step(model: GPT, main: MainWeights, optimizer: torch.optim.Optimizer, token
 def _measured_step(
     model: GPT, main: MainWeights, optimizer: torch.optim.Optimizer, tokens: Tensor, device: str, curve: bool
 ) -> dict[str, Any]:
-    """One more step, with the allocator's peak of forward and backward."""
+    """One more step, with the allocator's peak of forward and backward, and of the optimizer's step."""
     if device != "cuda":
         _step(model, main, optimizer, tokens)
         return {}
     torch.cuda.synchronize()
     static = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    torch.cuda.memory._record_memory_history(context=None, max_entries=400_000)
+    started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.memory._record_memory_history(context="alloc", stacks="python", max_entries=400_000)
     try:  # memory may run out
-        model.loss(model(tokens), tokens).backward()
+        started.record()
+        loss = model.loss(model(tokens), tokens)
+        in_forward = len(torch.cuda.memory._snapshot()["device_traces"][0])
+        loss.backward()
+        ended.record()
         torch.cuda.synchronize()
         events = torch.cuda.memory._snapshot()["device_traces"][0]
     finally:
         torch.cuda.memory._record_memory_history(enabled=None)
     found: dict[str, Any] = {"static_bytes": static, "peak_bytes": torch.cuda.max_memory_allocated()}
+    found["reserved_bytes"] = torch.cuda.max_memory_reserved()
+    found["forward_backward_seconds"] = started.elapsed_time(ended) / 1000
+    found["made_last"] = _made_last(events, in_forward)
     if curve:
         found["curve"] = _curve(static, events)
+    torch.cuda.reset_peak_memory_stats()
     main.step(optimizer)
     torch.cuda.synchronize()
+    found["optimizer_peak_bytes"] = torch.cuda.max_memory_allocated()
     found["unbilled"] = _unbilled(model, optimizer, tokens)
     return found
 
@@ -127,14 +141,37 @@ def _unbilled(model: nn.Module, optimizer: torch.optim.Optimizer, tokens: Tensor
     }
 
 
-def _curve(static: int, events: list[dict[str, Any]]) -> list[tuple[float, int]]:
-    """Milliseconds since the first event, and the bytes allocated then: the highest of each of 600 stretches."""
+def _made_last(events: list[dict[str, Any]], in_forward: int) -> list[dict[str, Any]]:
+    """The 40 blocks made last of those alive at the step's peak: the bill's transient as it was."""
+    live: dict[int, dict[str, Any]] = {}
+    size = most = 0
+    at_peak: list[dict[str, Any]] = []
+    for number, event in enumerate(events):
+        if event["action"] == "alloc":
+            where = "forward" if number < in_forward else "backward"
+            live[event["addr"]] = {"bytes": event["size"], "pass": where, "frames": _frames(event["frames"])}
+            size += event["size"]
+        elif event["action"] == "free_completed":
+            live.pop(event["addr"], None)
+            size -= event["size"]
+        if size > most:
+            most, at_peak = size, list(live.values())[-40:]
+    return at_peak
+
+
+def _frames(frames: list[dict[str, Any]]) -> list[str]:
+    """The innermost lines of Python that allocated a block."""
+    return [f"{Path(frame['filename']).name}:{frame['line']} {frame['name']}" for frame in frames[:4]]
+
+
+def _curve(static: int, events: list[dict[str, Any]], points: int = 600) -> list[tuple[float, int]]:
+    """Milliseconds since the first event, and the bytes allocated then: the highest of each of ``points`` stretches."""
     live, moments = static, []
     for event in events:
         if event["action"] in ("alloc", "free_completed"):
             live += event["size"] if event["action"] == "alloc" else -event["size"]
             moments.append(((event["time_us"] - events[0]["time_us"]) / 1000, live))
-    stretch = max(1, len(moments) // 600)
+    stretch = max(1, len(moments) // points)
     return [max(moments[i : i + stretch], key=lambda moment: moment[1]) for i in range(0, len(moments), stretch)]
 
 

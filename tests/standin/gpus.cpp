@@ -40,7 +40,7 @@ thread_local DeviceIndex current = 0;
 
 // ---- memory
 
-struct Memory { int64_t held = 0, peak = 0, allowed = capacity; } memory[16];
+struct Memory { int64_t held = 0, peak = 0, asked = 0, allowed = capacity; } memory[16];
 struct Block { int64_t bytes, asked; DeviceIndex gpu; };
 struct Event { bool made; uintptr_t start; int64_t bytes; };
 std::unordered_map<void*, Block> blocks;
@@ -53,7 +53,7 @@ void release(void* start) {
   auto found = blocks.find(start);
   if (found == blocks.end()) return;
   auto& m = memory[found->second.gpu];
-  m.held -= found->second.bytes;
+  m.held -= found->second.bytes, m.asked -= found->second.asked;
   if (recording) events[found->second.gpu].push_back({false, uintptr_t(start), found->second.bytes});
   blocks.erase(found);
   free(start);
@@ -73,7 +73,7 @@ struct Allocator final : c10::Allocator {
     void* start = nullptr;
     TORCH_CHECK(posix_memalign(&start, 512, bytes) == 0, "no memory left on the host");
     memset(start, 0xFF, bytes);
-    m.held += bytes, m.peak = std::max(m.peak, m.held);
+    m.held += bytes, m.asked += asked, m.peak = std::max(m.peak, m.held);
     blocks[start] = {bytes, int64_t(asked), current};
     if (recording) events[current].push_back({true, uintptr_t(start), bytes});
     return {start, start, &release, device};
@@ -526,6 +526,7 @@ PYBIND11_MODULE(_standin, m) {
   m.def("generator", [](int gpu) { return generators().at(gpu); });
   m.def("held", [](int gpu) { return memory[gpu].held; });
   m.def("allow", [](int gpu, int64_t bytes) { memory[gpu].allowed = bytes; });
+  m.def("asked", [](int gpu) { return memory[gpu].asked; });
   m.def("peak", [](int gpu) { return memory[gpu].peak; });
   m.def("reset_peak", [](int gpu) { memory[gpu].peak = memory[gpu].held; });
   m.def("record", [](bool on) { std::lock_guard<std::mutex> lock(counting); if ((recording = on)) for (auto& list : events) list.clear(); });

@@ -84,6 +84,13 @@ def collective(number):
     return before
 
 
+def stats(device=None):
+    found = {"requested": _standin.asked, **dict.fromkeys(("allocated", "active", "reserved"), _standin.held)}
+    now = {f"{kind}_bytes.all.current": of(index(device)) for kind, of in found.items()}
+    peaks = {f"{kind}_bytes.all.peak": _standin.peak(index(device)) for kind in ("allocated", "active", "reserved")}
+    return {**now, **peaks, "num_ooms": 0}
+
+
 def peak(device=None):
     return _standin.peak(index(device))
 
@@ -140,6 +147,7 @@ OF_CUDA = {
     "is_initialized": lambda: True,
     "_is_in_bad_fork": lambda: False,
     "_is_compiled": lambda: True,
+    "memory_stats": stats,
     "memory_allocated": held,
     "memory_reserved": held,
     "max_memory_allocated": peak,

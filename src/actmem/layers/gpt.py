@@ -152,7 +152,7 @@ class GPT(ModelPart):
         x = self.words(tokens.t())
         first = self.tp.rank * x.shape[0] if self.tp.sequence_parallel else 0
         x = x + self.positions[first : first + x.shape[0]].unsqueeze(1)
-        return self.embedding_dropout(x, KEEP_ALL, "embedding dropout mask").drop(x)
+        return self.embedding_dropout(x, KEEP_ALL, "embedding dropout mask").apply(x)
 
 
 def ends_of(layers: range, num_layers: int) -> tuple[bool, bool]:

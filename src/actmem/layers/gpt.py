@@ -138,7 +138,7 @@ class GPT(ModelPart):
         if not self.is_last:
             return x
         x = KEEP_ALL.input("final layer-norm input", x)
-        x = KEEP_ALL("output layer input", self.final_norm, x, also="final layer-norm statistics")
+        x = KEEP_ALL("output layer input", self.final_norm, x, by_product="final layer-norm statistics")
         return self.output(x, self.words.weight)
 
     def embed(self, tokens: Tensor) -> Tensor:

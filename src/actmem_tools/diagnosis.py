@@ -88,7 +88,7 @@ def _gelu(rows: Rows) -> Rows:
     kept = []
     for group in _by_module(rows):
         elementwise = [row for row in group if row.op in ("tanh", "pow", "mul", "add", "erf", "div")]
-        shapes = {row.shape for row in elementwise if row.op == "mul" and row.made_by.startswith("a number plus ")}
+        shapes = {row.shape for row in elementwise if row.op == "mul" and row.role == "number plus tensor"}
         of_gelu = [row for row in elementwise if row.shape in shapes]
         if {"erf", "pow"} & {row.op for row in of_gelu}:
             kept += of_gelu
@@ -141,18 +141,18 @@ _RULES: tuple[tuple[str, Callable[[Rows], Rows], Callable[[Rows], int], str], ..
      "The norm keeps its input in float32; a fused kernel (nn.RMSNorm on a GPU) keeps it in 16 bits and one number a "
      "token."),
     ("attention that keeps s²",
-     _each(lambda row: row.made_by == "attention scores" and min(row.shape[-2:]) > 1), _nothing,
+     _each(lambda row: row.role == "attention scores" and min(row.shape[-2:]) > 1), _nothing,
      "Attention is computed by matmuls; a fused kernel keeps Q, K, V, the output and 4 bytes a head and token."),
-    ("repeated K and V", _each(lambda row: "repeated" in row.made_by),
-     lambda rows: sum(row.bytes // int(row.made_by.rsplit("×", 1)[1]) for row in rows),
+    ("repeated K and V", _each(lambda row: row.role == "repeated keys or values"),
+     lambda rows: sum(row.bytes // row.repeats for row in rows),
      "K and V are copied for each query head; scaled_dot_product_attention(…, enable_gqa=True) reads them as they "
      "are."),
     ("SiLU kept twice", _beside_its_input("silu"), _nothing, _OF_GATES),
     ("GELU kept twice", _beside_its_input("gelu"), _nothing, _OF_GATES),
     ("expert weights copied per token",
-     _each(lambda row: row.made_by == "picked from a weight" and row.op in _MATMUL), _nothing,
+     _each(lambda row: row.role == "picked from a weight" and row.op in _MATMUL), _nothing,
      "Each token gets a copy of its expert's weights; sort tokens and use a grouped matmul."),
-    ("masks of s²", _each(lambda row: row.made_by == "attention mask" and min(row.shape[-2:]) > 1), _nothing,
+    ("masks of s²", _each(lambda row: row.role == "attention mask" and min(row.shape[-2:]) > 1), _nothing,
      "is_causal=True needs no mask, and padding one of [b, 1, 1, s]; a mask added inside the matmul need not be "
      "kept."),
     ("gathered inputs",

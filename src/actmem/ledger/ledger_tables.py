@@ -32,6 +32,9 @@ class SavedTensor:
         kind: one of ``STORAGE_KINDS``, such as "activation"; in a StepBill one of ``whole_step.BILL_KINDS``.
         held_by: what keeps the tensor alive if autograd doesn't, such as a cache; "" if autograd does.
         made_by: the operation of torch's dispatcher that made the tensor; "" if it existed before.
+        role: what the tensor is, if better code would not save it: "attention mask", "attention scores", "repeated keys
+            or values", "picked from a weight", or "number plus tensor" (a step of a GELU); "" for any other tensor.
+        repeats: how often the tensor has each element, if it is a copy of an expanded tensor; else 1.
         term: the name that one of this library's layers gave the tensor (``drop.NamedForward``); "" in other models.
         device: the type of the device that holds the tensor: "cpu", "cuda", ….
     """
@@ -46,6 +49,8 @@ class SavedTensor:
     kind: str = "activation"
     held_by: str = ""
     made_by: str = ""
+    role: str = ""
+    repeats: int = 1
     term: str = ""
     device: str = "cpu"
 

@@ -89,7 +89,7 @@ class Provenance:
             if it is no such copy.
         gathered: whether a collective made this copy.
         repeats: how many times a copy of an expanded tensor holds each element; 1 for any other storage.
-        one_plus: "tanh" or "erf" if the storage is a number plus the result of that function, as in a GELU; else "".
+        one_plus: whether the storage is a number plus the result of tanh or erf, as in a GELU.
         picked_from: the storage from before the tracking of which this one has some of the matrices, such as one
             expert's weights out of all experts'; else None.
         scores: the attention scores of which the storage is a part, or from which only elementwise operations and a
@@ -111,7 +111,7 @@ class Provenance:
     copied_from: tuple[weakref.ref, ...] = ()
     gathered: bool = False
     repeats: int = 1
-    one_plus: str = ""
+    one_plus: bool = False
     picked_from: weakref.ref | None = None
     scores: Scores | None = None
     masks: Scores | None = None
@@ -210,7 +210,7 @@ class ProvenanceTracker(QuietDispatchMode):
             if origin.operation in _COPIES and args and isinstance(args[0], Tensor):
                 origin.repeats = _repeats(args[0])
             elif origin.operation == "add" and len(inputs) == 1 and inputs[0].operation in _BENT:
-                origin.one_plus = inputs[0].operation
+                origin.one_plus = True
             elif origin.operation in _PICKS and inputs and not inputs[0].made and args[0].dim() > 2:
                 origin.picked_from = weakref.ref(other_sources[0])
             self._trace_scores(origin, result.numel(), other_sources, args)
@@ -439,12 +439,14 @@ class ProvenanceTracker(QuietDispatchMode):
         return "weight" if self.is_weight(storage) else UNSAVED
 
     def made_by(self, storage: torch.UntypedStorage) -> str:
-        """Return the name of the operation that made a storage; "" if the storage existed before.
-
-        For tensors that better code would not save, it returns a description instead: "attention mask", "attention
-        scores", "picked from a weight", "a number plus …", or "…, repeated ×n".
-        """
+        """Return the name of the operation that made a storage; "" if the storage existed before."""
         origin = self.origins[storage]
+        return KIND_OF_NAME.get(origin.operation, origin.operation) if origin.made else ""
+
+    def role(self, storage: torch.UntypedStorage) -> str:
+        """Return what a storage is, if better code would not save it, as ``SavedTensor.role`` says; else ""."""
+        origin = self.origins[storage]
+        picked_from = origin.picked_from() if origin.picked_from is not None else None
         if not origin.made:
             return ""
         if origin.masks is not None and origin.masks.attended:
@@ -452,13 +454,10 @@ class ProvenanceTracker(QuietDispatchMode):
         if origin.scores is not None and origin.scores.attended:
             return "attention scores"
         if origin.repeats > 1 and origin.multiplied is not None and origin.multiplied.attended:
-            return f"{origin.operation}, repeated ×{origin.repeats}"
-        source = origin.picked_from() if origin.picked_from is not None else None
-        if source is not None and self.is_weight(source):
+            return "repeated keys or values"
+        if picked_from is not None and self.is_weight(picked_from):
             return "picked from a weight"
-        if origin.one_plus:
-            return f"a number plus {origin.one_plus}"
-        return KIND_OF_NAME.get(origin.operation, origin.operation)
+        return "number plus tensor" if origin.one_plus else ""
 
     def is_weight(self, storage: torch.UntypedStorage) -> bool:
         """Return whether a storage belongs to a parameter or buffer, of any module in this process."""

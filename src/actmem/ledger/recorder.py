@@ -109,10 +109,11 @@ class Ledger:
         for storage, views in provenance.saved.items():
             first = next(iter(views.values()))
             kind, made_by = provenance.kind_of(storage, first.dtype, first.op), provenance.made_by(storage)
-            (self.weights if kind in _WEIGHTS else self.saved).extend(
-                replace(row, kind=kind, made_by=made_by, term=provenance.term(storage, offset))
-                for row, offset in _shares(views, storage.nbytes())
-            )
+            role, repeats = provenance.role(storage), provenance.origins[storage].repeats
+            rows = self.weights if kind in _WEIGHTS else self.saved
+            for row, offset in _shares(views, storage.nbytes()):
+                term = provenance.term(storage, offset)
+                rows.append(replace(row, kind=kind, made_by=made_by, role=role, repeats=repeats, term=term))
         for storage, origin, held_by in _unsaved(provenance, variables):
             kind = provenance.kind_of_unsaved(storage, origin)
             if kind not in _WEIGHTS:

@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits as bce
 from torch.utils.checkpoint import checkpoint
 
 from actmem.config import ConfigError, ModelShape
@@ -111,6 +112,12 @@ READERS: dict[str, list] = {
     "two of one operation": [lambda m, y: y.neg().sum(), lambda m, y: (y * y).sum()],
     "of another layout": [lambda m, y: y.t().neg().sum(), lambda m, y: y.t().exp().sum()],
     "a node has sums of its own": [lambda m, y: torch.linalg.svd(y, full_matrices=False)[0].sum()],
+    # Nodes that write into a tensor of their own, though not under a mode.
+    "rows by number": [lambda m, y: y[torch.arange(0, 640, 2)].sin().sum()],
+    "rows selected": [lambda m, y: y.index_select(0, torch.arange(0, 640, 2)).sin().sum()],
+    "the largest": [lambda m, y: y.topk(2).values.sin().sum() + y.max(1).values.sum()],
+    "gathered": [lambda m, y: y.gather(1, torch.zeros(640, 4, dtype=torch.int64)).sin().sum()],
+    "labels of several classes": [lambda m, y: bce(y, torch.ones_like(y), pos_weight=torch.ones(64))],
 }
 
 

@@ -3,6 +3,8 @@
 If a tensor has two gradients, autograd adds the second into the first one's memory if nothing else holds that
 (``can_accumulate_inplace`` in torch's ``input_buffer.cpp``). While any dispatch mode is on, autograd never does so, and
 a count would have one tensor too many. So these modes recognise such sums, and run them in place where torch would.
+Some nodes' formulas write into a tensor that they have just made, unless a mode is on
+(``areAnyTensorSubclassLike`` in ``FunctionsManual.cpp``): there the modes write too.
 """
 
 import sys
@@ -22,19 +24,32 @@ from actmem.torch_private import (
     holders_of,
     is_traceable_wrapper_subclass,
     no_dispatch_modes,
+    node_running,
     place_of_node_running,
 )
 
+_ATEN = torch.ops.aten
 #: The operators that add up gradients, each with the number of the argument that could become the gradient itself.
-_SUMS = (torch.ops.aten.add.Tensor, 0), (torch.ops.aten.add_.Tensor, 1)
+_SUMS = (_ATEN.add.Tensor, 0), (_ATEN.add_.Tensor, 1)
+#: Operations that nodes run under a mode, and what each of these nodes (without "Backward0") runs without one: it
+#: writes into the first argument, a tensor of its own.
+_SELECTING = ("Max", "Min", "Topk", "Sort", "Median", "Nanmedian", "Kthvalue", "Mode")
+_WRITTEN: dict[Any, tuple[Any, tuple[str, ...]]] = {
+    _ATEN.index_put.default: (_ATEN.index_put_.default, ("Index",)),
+    _ATEN.index_add.default: (_ATEN.index_add_.default, ("IndexSelect",)),
+    _ATEN.scatter.src: (_ATEN.scatter_.src, _SELECTING),
+    _ATEN.scatter_add.default: (_ATEN.scatter_add_.default, ("Gather", "Cummax", "Cummin")),
+    _ATEN.mul.Tensor: (_ATEN.mul_.Tensor, ("BinaryCrossEntropyWithLogits",)),
+    _ATEN.sub.Tensor: (_ATEN.sub_.Tensor, ("BinaryCrossEntropyWithLogits",)),
+}
 
 
 class StepMode(DispatchMode):
     """A TorchDispatchMode for measuring memory, under which a backward takes as much memory as without a mode.
 
-    If a tensor has two gradients, autograd adds the second into the first's memory, but not while a dispatch mode is
-    on: then it makes a third tensor. This mode recognises such sums and runs them in place. For that, a subclass's
-    ``__torch_dispatch__`` must run ``real_operation(func, args)`` in place of ``func``.
+    It recognises what autograd runs in place only without a mode, sums of gradients for instance, and runs that in
+    place too. For that, a subclass's ``__torch_dispatch__`` must run ``real_operation(func, args)`` in place of
+    ``func``.
 
     Attributes:
         held: storages into which no sum may be written, because something that the mode doesn't see holds them.
@@ -76,14 +91,18 @@ class StepMode(DispatchMode):
     def real_operation(self, func: Any, args: tuple) -> Any:
         """Return the operation that torch would run without a dispatch mode.
 
-        It is ``add_`` if ``func`` adds up two gradients and torch would write the sum into the first; else ``func``.
+        It writes into its first argument if torch would: a gradient to which another one is added, or a node's own
+        tensor. Else it is ``func``.
         """
-        if func is not torch.ops.aten.add.Tensor or torch.is_grad_enabled():
+        written, nodes = _WRITTEN.get(func, (func, ()))
+        if nodes and not torch.is_grad_enabled() and node_running().partition("Backward")[0] in nodes:
+            return written if _is_nodes_own(args) else func
+        if func is not _ATEN.add.Tensor or torch.is_grad_enabled():
             return func
         is_sum = place_of_node_running() == self._ended.get(get_ident(), -1)
         if not is_sum or not _is_free(args) or not _is_dense(args[0]) or storage_of(args[0]) in self.held:
             return func
-        return torch.ops.aten.add_.Tensor
+        return _ATEN.add_.Tensor
 
 
 class QuietDispatchMode(StepMode):
@@ -137,6 +156,11 @@ def _is_free(args: tuple) -> bool:
     plain = all(isinstance(arg, Tensor) and arg.layout is torch.strided for arg in args)
     plain = plain and not any(map(is_traceable_wrapper_subclass, args))
     return plain and _holders(args[0]) == _holders_where_free()[0]
+
+
+def _is_nodes_own(args: tuple) -> bool:
+    """Return whether only the running node holds the first argument, in a variable or in several."""
+    return not is_traceable_wrapper_subclass(args[0]) and _holders(args[0])[1:] == _holders_where_free()[0][1:]
 
 
 def _holders(tensor: Tensor) -> tuple[int, int, int]:

@@ -26,7 +26,7 @@ from actmem_course.judge.solutions.lab8_plan import rank_state_bytes
 from actmem_course.judge.virtual import VirtualRanks
 from actmem_course.strip_solutions import lab_names
 from actmem_tools.plan.planned_models import planned_model_of
-from actmem_tools.plan.search import static_rows
+from actmem_tools.plan.search import rows_of_all_modes
 from tests.labs.learners import judged
 from tests.tiers import at_night
 
@@ -76,8 +76,8 @@ def test_the_most_that_fit():
 def test_the_states_are_those_of_the_bill(stage):
     model = planned_model_of("22b")
     for t, dp in ((1, 7), (8, 7), (2, 64), (4, 3), (8, 11)):
-        parameters = total(static_rows(model, Parallel(t, True, zero_stage=0), 0)["weights"]) // 2
-        parts = static_rows(model, Parallel(t, True, data_parallel_size=dp, zero_stage=stage), 0)
+        parameters = total(rows_of_all_modes(model, Parallel(t, True, zero_stage=0), 0)["weights"]) // 2
+        parts = rows_of_all_modes(model, Parallel(t, True, data_parallel_size=dp, zero_stage=stage), 0)
         billed = {part: total(parts[part]) for part in STATE_PARTS}
         assert rank_state_bytes(parameters, dp, stage) == billed
 

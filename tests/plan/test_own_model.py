@@ -288,7 +288,8 @@ def test_a_model_of_pictures_is_planned_without_a_length(capsys, tmp_path):
     ("config", "at", "loss", "says"),
     [
         (PICTURES, "b=2,s=8", "whole", "at: s is the configuration's own"),
-        (PICTURES, "b=2", "chunked", "loss: is a language model's"),
+        (PICTURES, "b=2", "chunked", "loss: in chunks is a language model's"),
+        ({"model_type": "t5", "d_model": 64}, "b=2,s=8", "chunked", "loss: in chunks is a language model's"),
         (LLAMA, "b=2", "whole", "at: s is missing"),
         at_night(({**LLAMA, "model_type": "mamba"}, "b=2,s=4096", "whole", "target: operations grow with s: ")),
     ],

@@ -80,7 +80,7 @@ BAD = {
     "no such layout": (["22b", "--gpus", "8", "--tensor", "3"], "gpus: no layout of 8 has a global batch of 64"),
     "another unit": (["22b", "--gpus", "8", "--memory", "80GB"], "--memory: must be a number of GiB above 0, as 80 or 80GiB"),
     "one replica": (["22b", "--gpus", "8", "--tensor", "8", "--zero", "1"], "plan: zero: 1 divides states among data · context ranks, and these sizes leave one"),
-    "what nothing runs": (["llama3-8b", "--gpus", "8", "--recompute", "elementwise"], "no framework runs this whose settings are printed; --all"),
+    "what nothing runs": (["llama3-8b", "--gpus", "8", "--recompute", "elementwise"], "no framework whose settings are printed runs this; --all"),
     "no tensor ranks": (["22b", "--gpus", "8", "--tensor", "0"], "plan: tensor: must be at least 1, got 0"),
     "no context ranks": (["22b", "--gpus", "8", "--context", "2"], "plan: context: 22B's layer has no context parallelism"),
     "no gpus": (["22b"], "gpus: must be given"),
@@ -92,7 +92,7 @@ BAD = {
     "fp8 of experts": (["mixtral-8x7b", "--gpus", "8", "--precision", "fp8"], "for layers like Llama's, without experts, not mixtral-8x7b's"),
     "fp8 on Blackwell": (["llama3-8b", "--gpus", "8", "--precision", "fp8", "--device", "b200"], "precision: fp8's rule is Megatron-LM's on Hopper, h100"),
     "fp8 of no framework": (["llama3-8b", "--gpus", "8", "--precision", "fp8", "--all"], "and not of --all"),
-    "fp8 and FSDP": (["llama3-8b", "--gpus", "8", "--precision", "fp8", "--zero", "3"], "no framework runs this"),
+    "fp8 and FSDP": (["llama3-8b", "--gpus", "8", "--precision", "fp8", "--zero", "3"], "settings are printed runs this\n"),
     "a file behind options": (["--gpus", "8", "model.py:make", "--verify"], "verify: is for a named model's layouts, not for model.py:make"),
     "for code only": (["llama3-8b", "--gpus", "8", "--at", "s=9"], "at: is for --framework, --loss, --lora or a file's model"),
     "full disk": (["22b", "--gpus", "8", "--json", "/dev/full"], "cannot write /dev/full: No space left on device"),
@@ -108,4 +108,4 @@ def test_bad_input_is_one_line_and_exit_code_2(case, capsys):
     output = capsys.readouterr()
     assert output.out == ""
     (line,) = output.err.splitlines()
-    assert line.startswith("actmem plan: ") and expected in line
+    assert line.startswith("actmem plan: ") and expected in output.err

@@ -22,8 +22,8 @@ from actmem_tools.plan.search import (
     bill_of,
     layouts,
     rank_bill,
+    rows_of_all_modes,
     stage_layers,
-    static_rows,
 )
 from actmem_tools.plan.step_time import (
     DEVICES,
@@ -195,7 +195,7 @@ def test_every_layout_uses_all_gpus_and_the_whole_batch():
 def test_zero_3_gathers_two_layers_and_the_ends_of_this_rank():
     h, v, s = TINY.hidden_size, TINY.vocab_size, TINY.seq_length
     layout = Parallel(1, False, 4, data_parallel_size=2, zero_stage=3)
-    buffers = [static_rows(PlannedGPT("tiny", TINY), layout, rank)["communication buffers"] for rank in range(4)]
+    buffers = [rows_of_all_modes(PlannedGPT("tiny", TINY), layout, rank)["communication buffers"] for rank in range(4)]
     sizes = [by_term(rows)["gathered weights"] for rows in buffers]
     two_layers = 2 * sum(weight.numel() for weight in TransformerLayer(TINY, device="meta").parameters())
     assert sizes == [2 * (two_layers + end) for end in ((v + s) * h, 0, 0, v * h + 2 * h)]

@@ -178,17 +178,18 @@ def forward_operations(shape: ModelShape, parallel: Parallel = Parallel()) -> li
     check_layer(shape, parallel)
     a, b, h, s = shape.letters()
     t = parallel.tensor_parallel_size
-    # Elements of a block's input on this rank outside the two blocks, inside them, and of the scores.
+    # Elements of [s, b, h]: between attention and MLP on this rank, a shard under sequence parallelism; and within
+    # these two blocks, all of it.  Elements of the rank's scores.
     outside = s * b * h // parallel.sequence_parts
     inside, scores = s * b * h, a * s * s * b // t
 
-    def elementwise(name: str, kind: str, elements: int, moved: int, core: bool = False) -> Operation:
-        return Operation(name, _PER_ELEMENT[kind] * elements, moved, False, core)
+    def elementwise(name: str, kind: str, elements: int, moved_bytes: int, core: bool = False) -> Operation:
+        return Operation(name, _PER_ELEMENT[kind] * elements, moved_bytes, False, core)
 
     matmuls = layer_matmuls(shape)
 
-    def matmul(name: str, moved: int, core: bool = False) -> Operation:
-        return Operation(name, matmuls[name] // t, 2 * moved, True, core)
+    def matmul(name: str, moved_elements: int, core: bool = False) -> Operation:
+        return Operation(name, matmuls[name] // t, 2 * moved_elements, True, core)
 
     return [
         elementwise("layer norm 1", "layer norm", outside, 4 * outside),

@@ -42,7 +42,6 @@ from actmem_tools.tape.stage_tapes import Transient, transient
 
 #: ZeRO-3 holds the gathered weights of two layers: of the one that runs, and of the next one, which are on their way.
 _GATHERED_LAYERS = 2
-_NOT_RUN = "no framework runs this whose settings are printed; --all plans it all the same"
 
 
 @dataclass(frozen=True)
@@ -163,8 +162,10 @@ def share(elements: int, layout: Parallel, divided: bool, of_experts: int = 0) -
     return -(-(elements - of_experts) // layout.replicas) - (-of_experts // layout.expert_replicas)
 
 
-def _static(model: PlannedModel, layout: Parallel, pipeline_rank: int) -> Iterator[tuple[str, str, int, str | State]]:
-    """Yield what ``static_rows`` makes rows of, without their texts, which a search doesn't need.
+def _of_all_modes(
+    model: PlannedModel, layout: Parallel, pipeline_rank: int
+) -> Iterator[tuple[str, str, int, str | State]]:
+    """Yield what ``rows_of_all_modes`` makes rows of, without their texts, which a search doesn't need.
 
     Yields: the part of the bill, the term, its bytes, and its source: a text, or the state that it is.
     """
@@ -193,7 +194,7 @@ def _static(model: PlannedModel, layout: Parallel, pipeline_rank: int) -> Iterat
         yield part, "gradients before they are divided", 2 * of_layer, "16-bit, one layer"
 
 
-def static_rows(model: PlannedModel, layout: Parallel, pipeline_rank: int) -> dict[str, list[Row]]:
+def rows_of_all_modes(model: PlannedModel, layout: Parallel, pipeline_rank: int) -> dict[str, list[Row]]:
     """List the part of a rank's bytes at its peak that is the same in every mode of recomputation.
 
     Returns: rows under five keys: "weights", "gradients", "optimizer states", "communication buffers" and "transient".
@@ -202,7 +203,7 @@ def static_rows(model: PlannedModel, layout: Parallel, pipeline_rank: int) -> di
     """
     names = ("weights", "gradients", "optimizer states", "communication buffers", "transient")
     parts: dict[str, list[Row]] = {part: [] for part in names}
-    for part, term, size, source in _static(model, layout, pipeline_rank):
+    for part, term, size, source in _of_all_modes(model, layout, pipeline_rank):
         if isinstance(source, State):
             source = f"{source.bytes_per_parameter} B each: {source.reason}"
         parts[part].append(Row(term, size, source=source))
@@ -266,8 +267,8 @@ def held_bytes(
 ) -> int:
     """Return how many bytes a rank holds at its peak that depend on the mode of recomputation.
 
-    These are what forward passes have saved, and what backward allocates.  With the bytes of ``static_rows`` they make
-    up ``rank_bill``.  They don't depend on data parallelism, so a search computes them once for many layouts.
+    These are what forward passes have saved, and what backward allocates.  ``rank_bill`` is made of them and of
+    ``rows_of_all_modes``.  They don't depend on data parallelism, so a search computes them once for many layouts.
 
     Args:
         model: what is trained.
@@ -305,7 +306,7 @@ def rank_bill(model: PlannedModel, layout: Parallel, recompute: str, num_microba
         held["logits and loss" if what == "last" else "activations"] += times(
             model.rows(layout.layer_axes, what), count
         )
-    *states, buffers, (_, more) = static_rows(model, layout, pipeline_rank).items()
+    *states, buffers, (_, more) = rows_of_all_modes(model, layout, pipeline_rank).items()
     passes, _ = chunk_passes(model, layout, num_microbatches, pipeline_rank)
     rank = f"pipeline rank {pipeline_rank} of {layout.pipeline_parallel_size}"
     noun = "passes of one chunk" if layout.num_model_chunks > 1 else "microbatches" if passes > 1 else "microbatch"
@@ -479,9 +480,12 @@ class _Search:
         self._check()
         plans: list[Plan] = []
         nearest: list[Counted] = []
+        # FP8's rule is Megatron-LM's only.
+        anyway = "" if self.model.precision == "fp8" else "; --all plans it anyway"
+        not_run = f"no framework whose settings are printed runs this{anyway}"
         for layout in layouts(self.model, self.cluster, self.batch, self.fixed):
             modes = self._modes(layout)
-            if reason := refusal(self.model, layout.stage_axes) or ("" if modes else _NOT_RUN):
+            if reason := refusal(self.model, layout.stage_axes) or ("" if modes else not_run):
                 self.reasons[reason] += 1
                 continue
             outcome = self._best(layout, modes)
@@ -540,7 +544,7 @@ class _Search:
         p = layout.pipeline_parallel_size
         # The ranks between rank 1 and the last hold no more than rank 1, which may have more layers than rank 0.
         ranks = sorted({0, min(1, p - 1), p - 1})
-        static = {rank: sum(size for _, _, size, _ in _static(self.model, layout, rank)) for rank in ranks}
+        static = {rank: sum(size for _, _, size, _ in _of_all_modes(self.model, layout, rank)) for rank in ranks}
         room = self.cluster.usable_bytes
         sizes: dict[int, int] = {}
         # If not even weights and states fit, only the smallest bytes are wanted, those of the last mode.

@@ -380,8 +380,8 @@ def _solved_config(
             raise ConfigError("at", f"{letter} is the configuration's own: change it there")
     if len(asked) < len(config.letters):  # of b the command sees to it
         raise ConfigError("at", "s is missing")
-    if LOSS_CODE[loss] and "s" not in config.letters:
-        raise ConfigError("loss", "is a language model's: this one reads pictures")
+    if LOSS_CODE[loss] and ("s" not in config.letters or config.order.after_encoder):
+        raise ConfigError("loss", "in chunks is a language model's: this one reads pictures or has an encoder")
     s = asked.get("s", 0)
     if s > config.positions:
         raise ConfigError("at", f"s = {s} is above the {config.positions} positions that the model has vectors for")

@@ -105,11 +105,14 @@ def storages_of(*tensors: Tensor) -> WeakSet[torch.UntypedStorage]:
 
 
 def storage_of(value: object) -> torch.UntypedStorage | None:
-    """Return a tensor's storage; None for anything else, and for tensors without one of their own (DTensor, sparse)."""
+    """Return a tensor's storage; None for anything else, and for tensors without memory of their own.
+
+    These are DTensor, sparse ones, and the zeros that ``torch.func.jvp`` takes for the tangents of weights.
+    """
     if type(value) not in _PLAIN and (not isinstance(value, Tensor) or is_traceable_wrapper_subclass(value)):
         return None
     try:
-        return value.untyped_storage()  # type: ignore[attr-defined]
+        return None if value._is_zerotensor() else value.untyped_storage()  # type: ignore[attr-defined]
     except (RuntimeError, NotImplementedError, ValueError):  # the last: a lazy module's weight
         return None
 

@@ -42,6 +42,9 @@ SIZE_NAMES = {
 }
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
+#: The functions of transformers that took a fake mask of padding for all ones since ``tensors_for`` last began.
+FAKE_MASKS: set[str] = set()
+
 
 class Raised(ConfigError):
     """The user's code raised an exception, in the factory, in forward or in backward."""
@@ -168,8 +171,11 @@ def _without_fake(original: Callable) -> Callable:
 
     @functools.wraps(original)
     def run(ids_or_mask: Any, *sizes: Any) -> Any:
+        if is_fake(ids_or_mask) and sizes:
+            FAKE_MASKS.add(original.__name__)
+            return original(None, *sizes)
         if is_fake(ids_or_mask):
-            return original(None, *sizes) if sizes else None
+            return None
         return original(ids_or_mask, *sizes)
 
     return run
@@ -217,6 +223,7 @@ def tensors_for(fake: bool, device: str = "cpu") -> Iterator[None]:
         fake: whether tensors are fake.
         device: "cpu" or "cuda".  Fake tensors can be on "cuda" even on a machine without a GPU: they imitate an H100.
     """
+    FAKE_MASKS.clear()
     with contextlib.ExitStack() as stack:
         if fake:
             stack.enter_context(fake_tensors())

@@ -173,10 +173,8 @@ def _without_fake(original: Callable) -> Callable:
     def run(ids_or_mask: Any, *sizes: Any) -> Any:
         if is_fake(ids_or_mask) and sizes:
             FAKE_MASKS.add(original.__name__)
-            return original(None, *sizes)
-        if is_fake(ids_or_mask):
-            return None
-        return original(ids_or_mask, *sizes)
+            ids_or_mask = None
+        return None if is_fake(ids_or_mask) else original(ids_or_mask, *sizes)
 
     return run
 

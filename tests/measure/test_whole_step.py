@@ -39,7 +39,7 @@ MODELS: dict[str, tuple] = {
     },
     "gpt": (gpt, lambda: torch.zeros(2, 16, dtype=torch.int64), loss_of),
     "linear": (lambda: nn.Linear(8, 8), lambda: torch.ones(4, 8), lambda y: y.square().mean()),
-    "encoder": (lambda: nn.TransformerEncoderLayer(8, 2, 16), lambda: torch.ones(4, 2, 8), loss_of),
+    "encoder": (lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16), 2), lambda: torch.ones(4, 2, 8), loss_of),
 }
 
 

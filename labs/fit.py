@@ -64,7 +64,10 @@ def main() -> int:
 
 
 def check_options(args: Namespace) -> tuple[ModelShape, Parallel]:
-    """Return the model's shape and the parallel sizes that the options ask for.
+    """Return the model's shape, and how the ranks share the model, as the options ask for.
+
+    Args:
+        args: the parsed options.
 
     Raises: ConfigError if options contradict each other.
     """
@@ -85,13 +88,26 @@ def check_options(args: Namespace) -> tuple[ModelShape, Parallel]:
 
 
 def predicted(shape: ModelShape, parallel: Parallel, recompute: str, device: str) -> Bill:
-    """Return the planner's prediction of one rank's peak, in parts: states, activations, loss, backward's tensors."""
+    """Return the planner's prediction of one rank's peak, in parts: states, activations, loss, backward's tensors.
+
+    Args:
+        shape: the model's sizes.
+        parallel: how ranks share the model.
+        recompute: what backward recomputes: "none", "selective", "elementwise" or "full".
+        device: "cpu" or "cuda", for which the bytes are predicted.
+    """
     model = PlannedGPT("model", shape).on(device)
     return rank_bill(model, parallel, recompute, num_microbatches=1, pipeline_rank=0)
 
 
 def try_on_gpu(args: Namespace, shape: ModelShape, budget: int) -> bool:
-    """Run two real training steps, limited to ``budget`` bytes of the GPU.  Return whether they fit."""
+    """Run two real training steps on the GPU, print their peak, and return whether they fit.
+
+    Args:
+        args: the parsed options.
+        shape: the model's sizes.
+        budget: the most bytes of the GPU's memory that the steps may take.
+    """
     found = climb(shape, args.tensor, args.sequence, args.recompute, "cuda", budget)
     if found["out_of_memory"]:
         print(f"  out of memory in {found['out_of_memory']}")
@@ -101,7 +117,13 @@ def try_on_gpu(args: Namespace, shape: ModelShape, budget: int) -> bool:
 
 
 def try_on_cpu(args: Namespace, shape: ModelShape, budget: int) -> bool:
-    """Run one step on fake tensors, count its peak, and return whether the peak is at most ``budget`` bytes."""
+    """Run one step on fake tensors, print its counted peak, and return whether it is at most ``budget`` bytes.
+
+    Args:
+        args: the parsed options.
+        shape: the model's sizes.
+        budget: the bytes of the card's memory.
+    """
     print("  counting every storage of one step, about half a minute ...", file=sys.stderr, flush=True)
     counted = counted_peak(shape, args.tensor, args.sequence, args.recompute)
     print(f"  {'counted peak':<20}{counted / GIBIBYTE:>10.2f} GiB")
@@ -113,7 +135,13 @@ def try_on_cpu(args: Namespace, shape: ModelShape, budget: int) -> bool:
 def counted_peak(shape: ModelShape, tensor: bool, sequence: bool, recompute: str) -> int:
     """Return the most bytes alive at once in one step of this emulated rank, counted on fake tensors.
 
-    Beside what the planner's bill lists, it counts the causal mask and the token ids.
+    In addition to the tensors in the planner's prediction, the causal mask and the token ids are counted.
+
+    Args:
+        shape: the model's sizes.
+        tensor: whether the ranks share every layer by tensor parallelism.
+        sequence: whether they also use sequence parallelism.
+        recompute: what backward recomputes: "none", "selective", "elementwise" or "full".
     """
     tp = tensor_parallel(sequence_parallel=sequence) if tensor else TensorParallel()
     model = GPT(shape, tp, recompute=recompute, dtype=torch.bfloat16)
@@ -127,7 +155,15 @@ def counted_peak(shape: ModelShape, tensor: bool, sequence: bool, recompute: str
 
 
 def advice(args: Namespace, shape: ModelShape, parallel: Parallel, budget: int, device: str) -> str:
-    """Return what to print after a try that fits: whether it fits with less recomputation, and the planner's choice."""
+    """Return the text to print after a try that fits: would less recomputation do, and what would the planner choose?
+
+    Args:
+        args: the parsed options.
+        shape: the model's sizes.
+        parallel: how the options share the model.
+        budget: the bytes of the card's memory.
+        device: "cpu" or "cuda".
+    """
     lines = []
     for mode in MODES[: MODES.index(args.recompute)]:
         if predicted(shape, parallel, mode, device).bytes <= budget:

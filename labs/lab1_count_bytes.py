@@ -25,12 +25,16 @@ def layer_bytes(seq_length: int, micro_batch_size: int, hidden_size: int, num_at
     """Return the bytes of each of the 15 tensors that a layer saves for backward, on one device.
 
     Args:
-        seq_length, micro_batch_size, hidden_size, num_attention_heads: s, b, h, a.
+        seq_length: s, in tokens.
+        micro_batch_size: b, in sequences.
+        hidden_size: h, in elements.
+        num_attention_heads: a.
 
     Returns:
-        Bytes by these names: "layer-norm 1 input", "QKV projection input", "Q", "K", "softmax output", "softmax
-            dropout mask", "softmax dropout output", "V", "attention projection input", "attention dropout mask",
-            "layer-norm 2 input", "h→4h input", "GeLU input", "4h→h input", "MLP dropout mask".
+        A dict with the bytes of each tensor, under these names: "layer-norm 1 input", "QKV projection input", "Q", "K",
+            "softmax output", "softmax dropout mask", "softmax dropout output", "V", "attention projection input",
+            "attention dropout mask", "layer-norm 2 input", "h→4h input", "GeLU input", "4h→h input",
+            "MLP dropout mask".
 
     Source: 2205.05198 section 4.1.
     """
@@ -47,16 +51,20 @@ def rank_bytes(
     sequence_parallel: bool,
     recompute: str,
 ) -> int:
-    """Return the bytes that the layer saves for backward on one of t ranks, all tensors together.
+    """Return the bytes that the layer of 1.1 saves for backward on one of t ranks, all tensors together.
 
     Args:
-        seq_length, micro_batch_size, hidden_size, num_attention_heads, tensor_parallel_size: s, b, h, a, t.
+        seq_length: s, in tokens.
+        micro_batch_size: b, in sequences.
+        hidden_size: h, in elements.
+        num_attention_heads: a, of all ranks together.
+        tensor_parallel_size: t.
         sequence_parallel: whether layer norms and dropouts are sharded among the t ranks as well.
         recompute: "none", "selective" or "full".  Under full recomputation a layer saves its input, 2sbh; sequence
-            parallelism shards that as well.
+            parallelism shards that input, too.
 
     Returns:
-        Bytes.
+        The sum of the bytes of all tensors.
 
     Source: 2205.05198 table 2.
     """
@@ -66,9 +74,16 @@ def rank_bytes(
 # 1.3: read “On your own module”
 # given: the MLP of many models that came after the paper
 def gated_mlp(x: Tensor, gate_weight: Tensor, up_weight: Tensor, down_weight: Tensor) -> Tensor:
-    """The MLP of Llama: down(silu(gate(x)) · up(x)).
+    """Compute the MLP of Llama: down(silu(gate(x)) · up(x)).
 
-    x: [s, b, h]; gate_weight and up_weight: [f, h]; down_weight: [h, f].  Returns [s, b, h].
+    Args:
+        x: [s, b, h].
+        gate_weight: [f, h].
+        up_weight: [f, h].
+        down_weight: [h, f].
+
+    Returns:
+        [s, b, h].
     """
     return F.linear(F.silu(F.linear(x, gate_weight)) * F.linear(x, up_weight), down_weight)
 
@@ -77,28 +92,32 @@ def gated_mlp_bytes(seq_length: int, micro_batch_size: int, hidden_size: int, fe
     """Return the bytes that gated_mlp saves for backward, without its weights.
 
     Args:
-        seq_length, micro_batch_size, hidden_size, feed_forward_size: s, b, h, f.
+        seq_length: s, in tokens.
+        micro_batch_size: b, in sequences.
+        hidden_size: h, in elements.
+        feed_forward_size: f, the output features of gate and up.
 
     Returns:
-        Bytes; the judge measures them.
+        The sum of the bytes of all tensors; the judge compares it with what gated_mlp really saves.
 
-    Source: 2205.05198 section 4.1 counts the MLP in the same way.
+    Source: 2205.05198 section 4.1 counts the MLP of 2022 in the same way.
     """
     raise NotImplementedError
 
 
 # 1.4: read “Where attention takes over”
 def crossover_seq_length(hidden_size: int, num_attention_heads: int) -> int:
-    """Return the smallest seq_length at which the core attention saves more than the rest of the layer.
+    """Return the smallest seq_length at which the core attention saves more than the rest of the layer of 1.1.
 
-    The core attention's bytes are those of three tensors: softmax output, its dropout mask, its dropout output.  Count
-    for one device and no recomputation.
+    The core attention saves three tensors: softmax output, softmax dropout mask, softmax dropout output.  Count for one
+    device and no recomputation.
 
     Args:
-        hidden_size, num_attention_heads: h, a.
+        hidden_size: h, in elements.
+        num_attention_heads: a.
 
     Returns:
-        s, in tokens.
+        The seq_length, in tokens.
 
     Source: 2205.05198 section 5.
     """

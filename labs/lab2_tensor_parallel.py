@@ -28,18 +28,19 @@ from actmem_course.reference_layer import core_attention, gelu, merge_heads, spl
 
 # 2.1: read “f and f̄”
 def f(x: Tensor, group) -> Tensor:
-    """Enter a tensor-parallel block: from here on each rank computes a different part of the output.
+    """Enter a tensor-parallel block: return x, from which each rank then computes a different part of the output.
 
     Write a torch.autograd.Function, and call its apply.
 
     Args:
         x: [s, b, h], the same on every rank.
+        group: the process group of the t ranks.
 
     Returns:
-        x, [s, b, h].  In backward the ranks get different gradients for it; return the gradient of x for the whole
-        output, all ranks' parts together.
+        x, [s, b, h].  In backward each rank is given the gradient that comes from its own part of the output; return
+        the gradient of x that comes from all ranks' parts together.
 
-    Collectives: one all-reduce, in forward and backward together.
+    Collectives: one all-reduce in all, either in forward or in backward.
     Saves: nothing for backward.
     Source: 2205.05198 section 4.2.1.
     """
@@ -54,11 +55,13 @@ def f_bar(x: Tensor, group) -> Tensor:
 
     Args:
         x: [s, b, h], different on every rank.
+        group: the process group of the t ranks.
 
     Returns:
-        [s, b, h], the same on every rank.  The gradient that it gets in backward is the same on every rank, too.
+        The sum, [s, b, h], the same on every rank.  The gradient that this sum gets in backward is the same on every
+        rank, too.
 
-    Collectives: one all-reduce, in forward and backward together.
+    Collectives: one all-reduce in all, either in forward or in backward.
     Saves: nothing for backward.
     Source: 2205.05198 section 4.2.1.
     """
@@ -67,15 +70,16 @@ def f_bar(x: Tensor, group) -> Tensor:
 
 # 2.3: read “Columns, then rows”
 def column_parallel_linear(x: Tensor, weight: Tensor, bias: Tensor, group) -> Tensor:
-    """A linear whose output features are sharded over the ranks: return this rank's output features.
+    """Run a linear whose output features are sharded over the ranks: return this rank's output features.
 
     Args:
         x: [s, b, in], the same on every rank.
-        weight: [out/t, in], this rank's.
-        bias: [out/t], this rank's.
+        weight: [out/t, in], this rank's rows of the unsharded weight.
+        bias: [out/t], this rank's part of the unsharded bias.
+        group: the process group of the t ranks.
 
     Returns:
-        [s, b, out/t].
+        [s, b, out/t], this rank's output features.
 
     Collectives: none in forward and one all-reduce in backward.
     Saves: x.
@@ -86,12 +90,13 @@ def column_parallel_linear(x: Tensor, weight: Tensor, bias: Tensor, group) -> Te
 
 # 2.4: read “Columns, then rows”
 def row_parallel_linear(x: Tensor, weight: Tensor, bias: Tensor, group) -> Tensor:
-    """A linear whose input features are sharded over the ranks: return the output, summed over the ranks.
+    """Run a linear whose input features are sharded over the ranks: return the output, summed over the ranks.
 
     Args:
-        x: [s, b, in/t], this rank's.
-        weight: [out, in/t], this rank's.
-        bias: [out], the same on every rank.
+        x: [s, b, in/t], this rank's input features.
+        weight: [out, in/t], this rank's columns of the unsharded weight.
+        bias: [out], unsharded, the same on every rank; the output contains it once.
+        group: the process group of the t ranks.
 
     Returns:
         [s, b, out], the same on every rank.
@@ -111,11 +116,12 @@ def split_attention(
 
     Args:
         qkv_weight: [3h, h], unsharded; its rows are those of Q, then of K, then of V, each head by head.
-        projection_weight: [h, h], unsharded.
-        num_attention_heads: a.
+        projection_weight: [h, h], unsharded; its columns are in the order of the heads.
+        num_attention_heads: a, of all ranks together.
+        group: the process group of the t ranks.
 
     Returns:
-        This rank's qkv_weight, [3h/t, h], in the same order.
+        This rank's qkv_weight, [3h/t, h]: its rows of Q, then of K, then of V.
         This rank's projection_weight, [h, h/t].
 
     Source: 2205.05198 section 4.2.1.
@@ -125,14 +131,15 @@ def split_attention(
 
 # 2.6: read “Columns, then rows”
 def mlp(x: Tensor, up_weight: Tensor, up_bias: Tensor, down_weight: Tensor, down_bias: Tensor, group) -> Tensor:
-    """The tensor-parallel MLP: a linear h → 4h, gelu, a linear 4h → h.
+    """Compute the tensor-parallel MLP: a linear h → 4h, gelu, a linear 4h → h.
 
     Args:
         x: [s, b, h], the same on every rank.
-        up_weight: [4h/t, h], this rank's.
-        up_bias: [4h/t], this rank's.
-        down_weight: [h, 4h/t], this rank's.
-        down_bias: [h], the same on every rank.
+        up_weight: [4h/t, h], this rank's rows of the unsharded weight.
+        up_bias: [4h/t], this rank's part of the unsharded bias.
+        down_weight: [h, 4h/t], this rank's columns of the unsharded weight.
+        down_bias: [h], unsharded, the same on every rank.
+        group: the process group of the t ranks.
 
     Returns:
         [s, b, h], the same on every rank.
@@ -153,20 +160,21 @@ def attention(
     num_attention_heads: int,
     group,
 ) -> Tensor:
-    """Self-attention with a/t heads on each rank.
+    """Compute tensor-parallel self-attention, with a/t heads on each rank.
 
-    Use these:
-        split_heads(qkv, heads_here): [s, b, 3·n·d] to q, k, v, each [b·n, s, d], for n heads here.
-        core_attention(q, k, v): [b·n, s, d].
-        merge_heads(context, b): [b·n, s, d] back to [s, b, n·d], for b sequences.
+    Use these functions, where n is the number of heads on this rank and d the size of a head:
+        split_heads(qkv, n) turns [s, b, 3·n·d] into q, k, v, each [b·n, s, d].
+        core_attention(q, k, v) returns the context, [b·n, s, d].
+        merge_heads(context, b) turns [b·n, s, d] into [s, b, n·d].
 
     Args:
         x: [s, b, h], the same on every rank.
-        qkv_weight: [3h/t, h], as split_attention gives it.
-        qkv_bias: [3h/t], this rank's.
-        projection_weight: [h, h/t], as split_attention gives it.
-        projection_bias: [h], the same on every rank.
+        qkv_weight: [3h/t, h], this rank's, from split_attention.
+        qkv_bias: [3h/t], this rank's, in the order of qkv_weight's rows.
+        projection_weight: [h, h/t], this rank's, from split_attention.
+        projection_bias: [h], unsharded, the same on every rank.
         num_attention_heads: a, of all ranks together.
+        group: the process group of the t ranks.
 
     Returns:
         [s, b, h], the same on every rank.
@@ -184,11 +192,12 @@ def vocab_parallel_cross_entropy(logits: Tensor, targets: Tensor, group) -> Tens
     Args:
         logits: [s, b, v/t], of this rank's part of the vocabulary: on rank r the v/t ids from r·v/t on.
         targets: [s, b], ids from 0 to v − 1, the same on every rank.
+        group: the process group of the t ranks.
 
     Returns:
         [s, b], the same on every rank.
 
-    Collectives: together they send three numbers per position, never the logits.
+    Collectives: in all they send three numbers per position, never the logits.
     Source: 2205.05198 section 4.3.
     """
     raise NotImplementedError

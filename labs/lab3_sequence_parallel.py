@@ -40,10 +40,11 @@ def g(x: Tensor, group) -> Tensor:
 
     Args:
         x: [s/t, b, h], this rank's tokens.
+        group: the process group of the t ranks.
 
     Returns:
-        [s, b, h].  In backward the ranks get different gradients for it; return the gradient of x for the whole
-        output, all ranks' parts together.
+        The tokens of all ranks, [s, b, h].  In backward each rank is given the gradient that comes from its own part
+        of the block's output; return the gradient of x that comes from all ranks' parts together.
 
     Collectives: one in each pass; send no more than needed (no all-reduce).
     Saves: nothing for backward.
@@ -58,9 +59,10 @@ def g_bar(x: Tensor, group) -> Tensor:
 
     Args:
         x: [s, b, h], different on every rank.
+        group: the process group of the t ranks.
 
     Returns:
-        [s/t, b, h].  In backward each rank gets the gradient of its own tokens.
+        This rank's tokens of the sum, [s/t, b, h].  In backward each rank is given the gradient of these tokens.
 
     Collectives: one in each pass; send no more than needed (no all-reduce).
     Saves: nothing for backward.
@@ -71,15 +73,16 @@ def g_bar(x: Tensor, group) -> Tensor:
 
 # 3.3: read “What plain autograd saves”
 def gathering_linear(x: Tensor, weight: Tensor, bias: Tensor, group) -> Tensor:
-    """A column-parallel linear under sequence parallelism, in its plain form: g, then F.linear.
+    """Run a column-parallel linear under sequence parallelism in its plain form: g, then F.linear.
 
     Args:
         x: [s/t, b, in], this rank's tokens.
-        weight: [out/t, in], this rank's.
-        bias: [out/t], this rank's.
+        weight: [out/t, in], this rank's rows of the unsharded weight.
+        bias: [out/t], this rank's part of the unsharded bias.
+        group: the process group of the t ranks.
 
     Returns:
-        [s, b, out/t].
+        [s, b, out/t]: all tokens, this rank's output features.
 
     Collectives: one all-gather in forward and one reduce-scatter in backward.
     Source: 2205.05198 section 4.2.2.
@@ -89,15 +92,15 @@ def gathering_linear(x: Tensor, weight: Tensor, bias: Tensor, group) -> Tensor:
 
 # 3.4: read “The ranks, before and after”
 def layer(x: Tensor, w: LayerWeights, dropouts: Dropouts, linear, group) -> Tensor:
-    """One transformer layer under tensor and sequence parallelism.
+    """Run one transformer layer under tensor and sequence parallelism.
 
-    It is x + dropout(attention(norm(x))), and the same with the MLP.
+    First compute y = x + dropout(attention(norm1(x))); the output is y + dropout(mlp(norm2(y))).
 
-    Use these:
+    Use these functions, where n is the number of heads on this rank and d the size of a head:
         layer_norm(x, weight, bias), gelu(x).
-        split_heads(qkv, heads_here): [s, b, 3·n·d] to q, k, v, each [b·n, s, d], for n heads here.
-        core_attention(q, k, v, dropout): [b·n, s, d].
-        merge_heads(context, b): [b·n, s, d] back to [s, b, n·d], for b sequences.
+        split_heads(qkv, n) turns [s, b, 3·n·d] into q, k, v, each [b·n, s, d].
+        core_attention(q, k, v, dropout) returns the context, [b·n, s, d].
+        merge_heads(context, b) turns [b·n, s, d] into [s, b, n·d].
 
     Args:
         x: [s/t, b, h], this rank's tokens.
@@ -105,10 +108,12 @@ def layer(x: Tensor, w: LayerWeights, dropouts: Dropouts, linear, group) -> Tens
             norm2_weight, norm2_bias, up_weight, up_bias, down_weight, down_bias.  w.num_attention_heads is a, of all
             ranks together.
         dropouts: dropouts.core is for the attention weights, dropouts.block for the outputs of attention and MLP.
-        linear: the column-parallel linear to use, such as gathering_linear; it gathers the tokens itself.
+        linear: the column-parallel linear to call, such as gathering_linear, with gathering_linear's arguments; it
+            gathers the tokens itself.
+        group: the process group of the t ranks.
 
     Returns:
-        [s/t, b, h].
+        The layer's output for this rank's tokens, [s/t, b, h].
 
     Collectives: with gathering_linear, 2 all-gathers and 2 reduce-scatters in forward, and as many in backward.
     Source: 2205.05198 figure 5.
@@ -122,11 +127,12 @@ def shard_keeping_linear(x: Tensor, weight: Tensor, bias: Tensor, group) -> Tens
 
     Args:
         x: [s/t, b, in], this rank's tokens.
-        weight: [out/t, in], this rank's.
-        bias: [out/t], this rank's.
+        weight: [out/t, in], this rank's rows of the unsharded weight.
+        bias: [out/t], this rank's part of the unsharded bias.
+        group: the process group of the t ranks.
 
     Returns:
-        [s, b, out/t].
+        [s, b, out/t]: all tokens, this rank's output features.
 
     Collectives: one all-gather in forward, one all-gather and one reduce-scatter in backward.
     Saves: x.  The weight doesn't count, because it is in memory anyway.
@@ -139,11 +145,12 @@ def shard_keeping_linear(x: Tensor, weight: Tensor, bias: Tensor, group) -> Tens
 def sum_partial_gradients(w: LayerWeights, group) -> None:
     """Make every .grad in w the gradient for the tokens of all ranks, after the backward of layer.
 
-    Some parameters of w saw only this rank's tokens, so their .grad is one term of a sum over the ranks.  Replace it by
-    the sum, and leave the other gradients unchanged.
+    Some parameters of w saw only this rank's tokens, so their .grad is one term of a sum over the ranks.  Replace that
+    .grad by the sum, and leave the gradients of all other parameters unchanged.
 
     Args:
-        w: the weights of layer; w.named() is a dict of all twelve by name.
+        w: the weights that were given to layer; w.named() is a dict of all twelve by name.
+        group: the process group of the t ranks.
 
     Collectives: they send only the gradients that need the sum.
     Source: 2205.05198 section 4.2.2.
@@ -155,17 +162,18 @@ def sum_partial_gradients(w: LayerWeights, group) -> None:
 def dropout_generators(seed: int, sequence_parallel: bool, device, group) -> tuple[torch.Generator, torch.Generator]:
     """Make the two random-number generators from which a layer's dropouts draw.
 
-    If the ranks hold the same tensor, they must all drop the same elements of it.  If they hold different tensors, they
-    must drop independently.  Don't use torch's default generator.
+    Where the ranks hold the same tensor, they must all drop the same elements of it.  Where they hold different
+    tensors, they must drop independently.  Don't use torch's default generator.
 
     Args:
-        seed: the same seed gives the same numbers, another seed other numbers.
+        seed: the same seed gives the same random numbers, another seed gives others.
         sequence_parallel: if False, Dropouts.block works on [s, b, h], the same on every rank; if True, on this rank's
             [s/t, b, h].
-        device: for torch.Generator(device).
+        device: the device of the tensors, such as "cuda", for torch.Generator(device).
+        group: the process group of the t ranks.
 
     Returns:
-        The generator for Dropouts.core, and the one for Dropouts.block.
+        The generator for Dropouts.core, then the generator for Dropouts.block.
 
     Source: 2205.05198 section 4.2.2.
     """

@@ -19,15 +19,15 @@ if __name__ == "__main__":
 
 # 8.1: read “What fits”
 def rank_state_bytes(num_parameters: int, data_parallel_size: int, zero_stage: int) -> dict[str, int]:
-    """Return the bytes that stay between steps on the rank that has most of them.
+    """Return the bytes of weights, gradients and optimizer states on the data-parallel rank that has most of them.
 
     If the parameters don't divide evenly among the ranks, this rank has one parameter more than others.
 
     Args:
-        num_parameters: on one rank, after tensor and pipeline parallelism.
+        num_parameters: the parameters of one rank after tensor and pipeline parallelism, before ZeRO divides anything.
         data_parallel_size: how many data-parallel ranks there are.
-        zero_stage: what is divided among these ranks: 0 nothing, 1 the optimizer states, 2 gradients as well, 3
-            weights as well.
+        zero_stage: what is divided among the data-parallel ranks: 0 nothing, 1 the optimizer states, 2 gradients as
+            well, 3 weights as well.
 
     Returns:
         A dict with the bytes of "weights", "gradients" and "optimizer states".
@@ -41,7 +41,7 @@ def rank_state_bytes(num_parameters: int, data_parallel_size: int, zero_stage: i
 def largest_micro_batch_size(
     memory_bytes: int, fixed_bytes: int, bytes_per_sequence: int, pipeline_parallel_size: int, sequences: int
 ) -> int:
-    """Return the largest microbatch that fits into memory on the first of p stages under 1F1B.
+    """Return the size of the largest microbatch that fits into memory on the first of p stages under 1F1B.
 
     Args:
         memory_bytes: the most bytes that the stage may take.
@@ -51,7 +51,7 @@ def largest_micro_batch_size(
         sequences: how many sequences this rank trains on in one step; they are split into microbatches of equal size.
 
     Returns:
-        Sequences in a microbatch; 0 if none fits.
+        How many sequences one microbatch has; 0 if not even one sequence fits.
 
     Source: 2205.05198 section 4.2.3.
     """

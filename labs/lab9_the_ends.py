@@ -25,7 +25,7 @@ from torch.autograd import Function
 
 # given: the dtype to compute in
 def wide(x: Tensor) -> Tensor:
-    """Return x in float32, or x itself if it is float64."""
+    """Return x in float32, or x itself if its dtype is float64."""
     return x if x.dtype is torch.float64 else x.float()
 
 
@@ -41,9 +41,9 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
         targets: [s, b], ids from 0 to v − 1.
 
     Returns:
-        [s, b], in the dtype of wide(logits).  The gradient of logits has the dtype of logits.
+        The losses, [s, b], in the dtype of wide(logits).  The gradient of logits has the dtype of logits.
 
-    Saves: the ids, one tensor of v elements per token in the dtype of logits, and at most 32 bytes per token more.
+    Saves: targets, one tensor of v elements per token in the dtype of logits, and at most 32 bytes per token more.
         That is 2sbv in 16 bits, where F.cross_entropy(logits.float(), …) saves 4sbv.
     Source: 2205.05198 section 4.3 counts those 4sbv.
     """
@@ -55,19 +55,20 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, chunk: int)
     """Return cross_entropy(F.linear(x, weight), targets), but compute the logits of ``chunk`` tokens at a time.
 
     No tensor may be larger than the largest of a chunk's logits, x and weight.  At any time at most 4 tensors as large
-    as a chunk's logits may be alive, 3 as large as x, and 3 as large as weight.  4 matmuls of s·b·v·h run, where the
-    plain form runs 3.  Add up the gradient of weight over the chunks in the dtype of wide(weight), float32.
+    as a chunk's logits may be alive, 3 as large as x, and 3 as large as weight.  Forward and backward together run 4
+    matmuls of s·b·v·h multiplications, where cross_entropy(F.linear(x, weight), targets) runs 3.  Add up the gradient
+    of weight over the chunks in the dtype of wide(weight), float32.
 
     Args:
         x: [s, b, h].
         weight: [v, h].
         targets: [s, b], ids from 0 to v − 1.
-        chunk: how many of the s·b tokens; it need not divide s·b.
+        chunk: how many of the s·b tokens one chunk has; it need not divide s·b.
 
     Returns:
-        [s, b], in the dtype of wide(x).  The gradients have the dtypes of x and weight.
+        The losses, [s, b], in the dtype of wide(x).  The gradients have the dtypes of x and weight.
 
-    Saves: x, and 32 bytes per token at most.
+    Saves: x, and at most 32 bytes per token more.
     Source: 2205.05198 section 4.3 counts 4sbv bytes of logits, which are not saved here.
     """
     raise NotImplementedError

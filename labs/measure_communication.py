@@ -96,13 +96,20 @@ def main() -> int:
 def count_layers(shape: ModelShape, here: Ranks, dtype: torch.dtype) -> list[dict[str, Any]]:
     """Predict and count one layer's collectives, for every form of parallelism and mode of recomputation.
 
-    Every rank must call it.
+    Every rank must call this function.
 
-    Returns: a row for each form and mode.
-        ``name``, ``recompute``: the form of parallelism, a key of FORMS, and the mode.
-        ``predicted``, ``measured``: how many collectives of each kind run in forward and backward.
-        ``predicted_wire_bytes``, ``measured_wire_bytes``: the bytes that this rank sends for them.
-        ``exact``: whether numbers and bytes agree; ``difference``: both numbers, in words.
+    Args:
+        shape: the layer's sizes, unsharded.
+        here: this rank.
+        dtype: of the weights and the input.
+
+    Returns: a dict for each form and mode, with these keys:
+        "name": the form of parallelism, a key of FORMS.
+        "recompute": the mode of recomputation, one of COUNTED_MODES.
+        "predicted", "measured": how many collectives of each kind run in forward and backward.
+        "predicted_wire_bytes", "measured_wire_bytes": the bytes that this rank sends for them.
+        "exact": whether predicted and measured numbers and bytes are equal.
+        "difference": a line of text with the predicted and the measured numbers.
     """
     rows = []
     for name, sharing in FORMS.items():
@@ -130,20 +137,27 @@ def count_layers(shape: ModelShape, here: Ranks, dtype: torch.dtype) -> list[dic
 def predict(
     shape: ModelShape, tp: TensorParallel, dtype: torch.dtype, recompute: str = "none"
 ) -> list[PredictedCollective]:
-    """Predict one layer's collectives in forward and backward, for the form of parallelism that ``tp`` describes."""
+    """Predict one layer's collectives in forward and backward.
+
+    Args:
+        shape: the layer's sizes, unsharded.
+        tp: how ranks share the layer: how many they are, and whether and how they use sequence parallelism.
+        dtype: of the activations.
+        recompute: the mode of recomputation, such as "none", "selective" or "full".
+    """
     parallel = Parallel(tp.size, tp.sequence_parallel)
     return layer_collectives(shape, parallel, recompute, dtype.itemsize, keep_gathered_input=tp.keep_gathered_input)
 
 
 def collectives_of(collectives: list[Collective], size: int) -> list[PredictedCollective]:
-    """Convert counted collectives to the class of the predicted ones, so that both can be compared.
+    """Convert counted collectives to the class of the predicted collectives, so that both can be compared.
 
     Args:
-        collectives: from ``count_collectives``.
-        size: how many ranks take part in each.
+        collectives: the counted collectives, from ``count_collectives``.
+        size: how many ranks take part in each collective.
 
-    Returns: an entry for each kind, such as "all-gather", and size of the whole tensor; its ``count`` says how many
-        there are.
+    Returns: a ``PredictedCollective`` for each kind, such as "all-gather", and each size of the unsharded tensor; its
+        ``count`` says how many collectives of this kind and size were counted.
     """
     found = Counter((one.kind, one.payload_bytes) for one in collectives)
     return [PredictedCollective(kind, "measured", size, payload, count) for (kind, payload), count in found.items()]
@@ -153,13 +167,17 @@ def collectives_of(collectives: list[Collective], size: int) -> list[PredictedCo
 
 
 def measure_bandwidths(here: Ranks, rounds: int) -> list[dict[str, Any]]:
-    """Time each kind of collective at each of ``SIZES``, and compute its bus bandwidth.  Every rank must call it.
+    """Time each kind of collective at each of ``SIZES``, and compute its bus bandwidth.
 
     The bus bandwidth is the bytes that one rank sends in a ring, by formula, divided by the time. It is the rate of one
-    link, so it can be compared between kinds and numbers of ranks.
+    link, so it can be compared between kinds and numbers of ranks. Every rank must call this function.
 
-    Returns: a row for each kind and size: ``kind``; ``bytes`` of the whole tensor; ``sent_bytes``, what one rank sends;
-        ``seconds``, the median; ``bus``, the bus bandwidth in bytes a second.
+    Args:
+        here: this rank.
+        rounds: how many rounds to time; if it is less than LEAST_ROUNDS, that many are timed.
+
+    Returns: a dict for each kind and size: "kind"; "bytes", of the unsharded tensor; "sent_bytes", which one rank
+        sends; "seconds", the median; "bus", the bus bandwidth in bytes per second.
     """
     tp = tensor_parallel(sequence_parallel=True)
     rows = []
@@ -185,14 +203,22 @@ def compare_overlap(
 ) -> dict[str, Any]:
     """Time backward of one layer with its collectives overlapped by matmuls, and without overlap.
 
-    Every rank must call it.
+    Every rank must call this function.
 
-    Returns:
-        ``comparison``: what is compared, in words.
-        ``first``, ``second``: the names of the two, with overlap and without.
-        ``first_seconds``, ``second_seconds``: their median seconds.
-        ``over``: how much longer backward takes without overlap, as ``Timings.over`` returns it.
-        ``hidden``: the share of the collectives' time that overlap saves; None if the difference could be noise.
+    Args:
+        shape: the layer's sizes, unsharded.
+        here: this rank.
+        dtype: of the weights and the input.
+        sequence_parallel: whether the ranks use sequence parallelism in addition to tensor parallelism.
+        rounds: how many rounds are timed.
+
+    Returns: a dict with these keys:
+        "comparison": a text that says what is compared.
+        "first", "second": the names of the two candidates, "with overlap" and "without".
+        "first_seconds", "second_seconds": the median seconds of their backward.
+        "over": how much longer backward takes without overlap, a dict from ``Timings.over``.
+        "hidden": the time that overlap saves, divided by the time of the collectives alone; None if the difference
+            could be noise.
     """
     title = f"Backward, tensor {'+ sequence' if sequence_parallel else 'parallel'}"
     tp = tensor_parallel(sequence_parallel=sequence_parallel)
@@ -228,9 +254,9 @@ def compare_overlap(
 
 @contextmanager
 def without_overlap() -> Iterator[None]:
-    """While the block runs, column-parallel linears wait for each collective of backward right after starting it.
+    """Make a context in which column-parallel linears wait for each collective of backward right after starting it.
 
-    The same collectives and matmuls run in the same order, but they don't overlap.
+    The same collectives and matmuls run in the same order as otherwise, but they don't overlap.
     """
 
     def waiting(start: Callable) -> Callable:
@@ -251,7 +277,15 @@ def without_overlap() -> Iterator[None]:
 
 
 def counts_table(rows: list[dict[str, Any]], title: str) -> Table:
-    """Make a table with a line for each form and mode: numbers of collectives, and the bytes that a rank sends."""
+    """Make a table with a line for each form of parallelism and mode of recomputation.
+
+    Its columns are the number of collectives of each kind, the bytes that a rank sends, and measured minus predicted
+    bytes.
+
+    Args:
+        rows: the dicts from ``count_layers``.
+        title: the lines above the table.
+    """
     columns = map(numbers, ("all-red.", "gather", "scatter", "bytes sent", "diff."))
     made = table(title, "one layer, forward + backward", *columns, tight=True)
     for name in FORMS:
@@ -265,7 +299,11 @@ def counts_table(rows: list[dict[str, Any]], title: str) -> Table:
 
 
 def bandwidths_table(rows: list[dict[str, Any]]) -> Table:
-    """Make a table with a line for each size: the bus bandwidth in GB/s, and below it the time in microseconds."""
+    """Make a table with a line for each size: the bus bandwidth in GB/s, and below it the time in microseconds.
+
+    Args:
+        rows: the dicts from ``measure_bandwidths``.
+    """
     made = table("Bus bandwidth: bytes that each rank sends around a ring, over the time", "", *map(numbers, KINDS))
     for size in dict.fromkeys(row["bytes"] for row in rows):
         own = [row for row in rows if row["bytes"] == size]
@@ -275,7 +313,11 @@ def bandwidths_table(rows: list[dict[str, Any]]) -> Table:
 
 
 def comparison_text(row: dict[str, Any]) -> str:
-    """Return a sentence on a row of ``compare_overlap``."""
+    """Return a sentence with the two times, and how much of the collectives' time overlap hides.
+
+    Args:
+        row: the dict from ``compare_overlap``.
+    """
     times = ", ".join(f"{row[one]} {milliseconds(row[f'{one}_seconds'])} ms" for one in ("first", "second"))
     if not row["over"]["is_real"]:
         return f"{times}; no difference that stands out of the noise (±{100 * row['over']['within']:.0f}%)."

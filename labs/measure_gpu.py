@@ -89,7 +89,11 @@ def options() -> Namespace:
 
 
 def file_name(device: str) -> str:
-    """Return a name for the file of results, such as nvidia-h200-2026-11-26; a day's second run gets a number."""
+    """Return a name for the file of results, such as nvidia-h200-2026-11-26; a day's second run gets a number.
+
+    Args:
+        device: "cpu" or "cuda".
+    """
     name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
     stem = f"{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}-{date.today()}"
     number = sum(1 for _ in RESULTS.glob(f"{stem}*.json")) + 1
@@ -101,8 +105,8 @@ def measure_paper(session: Session, args: Namespace, memory: int) -> None:
 
     Args:
         session: runs the measurements, and gets their results: saved bytes of layers, peaks of training steps, times.
-        args: the script's options.
-        memory: bytes of the GPU's memory.
+        args: the script's parsed options.
+        memory: all bytes of the GPU's memory.
     """
     device, dtype, quick = args.device, torch.bfloat16, args.quick
     ranks, rounds = Ranks(0, RANKS, device, emulated=True), 2 if quick else 12
@@ -137,7 +141,7 @@ def measure_others(session: Session, args: Namespace, predictions: Predictions, 
 
     Args:
         session: runs the measurements, and gets their results.
-        args: the script's options.
+        args: the script's parsed options.
         predictions: starts the processes that predict.
         steps: the training steps, each a model's name and its sizes.
     """
@@ -162,9 +166,13 @@ def measure_others(session: Session, args: Namespace, predictions: Predictions, 
 
 
 def measure_dtensor(session: Session, args: Namespace) -> None:
-    """Time one layer of the 22B model by torch's DTensor and by this course; ``session`` gets the results.
+    """Time one layer of the 22B model by torch's DTensor and by this course.
 
-    Call it when no process that predicts is running any more, because that would disturb times.
+    Call this function when no process that predicts is running any more, because such a process would disturb times.
+
+    Args:
+        session: runs the measurement, and gets its results.
+        args: the script's parsed options.
     """
     shape, rounds = (TINY, 2) if args.quick else (PAPER_MODELS["22B"].shape, 12)
     ranks = Ranks(0, RANKS, args.device, emulated=True)
@@ -172,7 +180,10 @@ def measure_dtensor(session: Session, args: Namespace) -> None:
 
 
 def report(results: dict) -> int:
-    """Print what was predicted beside what was measured, then what was skipped.
+    """Print predicted beside measured numbers, and then which measurements were skipped.
+
+    Args:
+        results: ``Session.results``.
 
     Returns: the exit code: 1 if a count of Table 2 differs from its prediction or a measurement failed, else 0.
     """

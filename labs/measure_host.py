@@ -41,8 +41,14 @@ QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 class Step:
     """One run of a lab's script.
 
-    needs: the fewest ranks with which it runs.  environment: variables to set for it.  is_timed: whether it takes
-    --rounds.  traced: whether it writes a profiler's trace.
+    Attributes:
+        title: the heading above what the lab prints.
+        script: the lab's file name in labs/.
+        arguments: the lab's command-line arguments; --device and others are added.
+        needs: the fewest ranks with which the lab runs.
+        environment: environment variables to set for the lab, by name.
+        is_timed: whether the lab takes --rounds.
+        traced: whether the lab writes a profiler's trace, with --trace.
     """
 
     title: str
@@ -55,7 +61,11 @@ class Step:
 
 
 def steps(ranks: int) -> list[Step]:
-    """Return the labs to run on ``ranks`` ranks, in order."""
+    """Return the labs to run, in order.
+
+    Args:
+        ranks: how many ranks there are, by which some arguments are chosen.
+    """
     return [
         Step(f"Table 2 on {counted(ranks, 'rank')}", "measure_table2.py"),
         Step("Parity with one device", "measure_parity.py"),
@@ -121,14 +131,16 @@ def run(step: Step, arguments: tuple[object, ...], ranks: int, start: list[str])
     """Run a lab on its ranks.
 
     Args:
-        arguments: the lab's, without --json.
-        start: the command that starts the ranks; [] starts them on this host.
+        step: the lab, with the environment variables to set.
+        arguments: the lab's command-line arguments, without --json and --trace.
+        ranks: how many ranks there are.
+        start: the command, as a list of words, that starts the ranks; [] starts them on this host.
 
-    Returns:
-        ``script``, ``arguments``, ``environment``: what ran, and the variables that the step sets.
-        ``exit_code``, ``printed``: how it ended, and its standard output and error.
-        ``rows``: what it wrote to --json; [] if it wrote nothing.
-        ``hidden``, only of a traced step: what ``hidden_collectives`` finds in the trace.
+    Returns: a dict with these keys:
+        "script", "arguments", "environment": what ran, and the variables that the step sets.
+        "exit_code", "printed": how the lab ended, and its standard output and error.
+        "rows": what the lab wrote to --json; [] if it wrote nothing.
+        "hidden": only of a traced step: what ``hidden_collectives`` finds in the trace.
     """
     # Ranks on other hosts see the present folder, if it is on a disk that all hosts see.
     with TemporaryDirectory(dir="." if start else None) as folder:
@@ -153,7 +165,11 @@ def run(step: Step, arguments: tuple[object, ...], ranks: int, start: list[str])
 
 
 def page(results: dict[str, Any]) -> str:
-    """Return an HTML page: what each lab printed, the overlap in the trace, and a figure of the pipeline's memory."""
+    """Return an HTML page: what each lab printed, the overlap in the trace, and a figure of the pipeline's memory.
+
+    Args:
+        results: the object that --json writes: "machine", "ranks", and "labs" with the dicts from ``run`` by title.
+    """
     device = results["machine"]["device"]
     parts = [f"<h1>{results['ranks']} ranks on {html.escape(device)}, torch {results['machine']['torch']}</h1>"]
     for title, found in results["labs"].items():
@@ -167,10 +183,10 @@ def page(results: dict[str, Any]) -> str:
 
 
 def hidden_lines(hidden: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield a sentence for each kind of collective: how long it takes in a step, and how much of that is hidden.
+    """Yield a sentence for each kind of collective in each pass: its time, and how much of that time is hidden.
 
     Args:
-        hidden: rows of ``hidden_collectives``.
+        hidden: the dicts from ``hidden_collectives``.
     """
     for row in hidden:
         yield (
@@ -183,7 +199,7 @@ def memory_figure(rows: list[dict[str, Any]]) -> str:
     """Return a figure of the memory of each stage's first rank over the step, as HTML that needs no network.
 
     Args:
-        rows: of ``labs/measure_pipeline.py``, one for each rank.
+        rows: the dicts that ``labs/measure_pipeline.py`` writes to --json, one for each rank.
     """
     import plotly.graph_objects as go  # loaded only to draw
 

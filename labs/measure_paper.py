@@ -74,10 +74,11 @@ def measure_paper(names: Sequence[str], models: Sequence[str]) -> dict[str, list
     """Compare the paper's numbers with ours, section by section; all ranks are emulated in this process.
 
     Args:
-        names: of the sections, such as "table2".
-        models: of the paper's models.
+        names: names of the sections, keys of SECTIONS such as "table2".
+        models: names of the paper's models, such as "175B".
 
-    Returns: for each section its entries. A measurement that several sections of one model need runs once.
+    Returns: the entries of each section, by the section's name. A measurement that several sections of one model need
+        runs once.
     """
     found: dict[str, list[PaperEntry]] = {name: [] for name in names}
     for model in (*models, ""):
@@ -88,7 +89,12 @@ def measure_paper(names: Sequence[str], models: Sequence[str]) -> dict[str, list
 
 
 def models_of(section: str, models: Sequence[str]) -> Sequence[str]:
-    """Return those of ``models`` for which a section is printed; [""] for a section about no single model."""
+    """Return the names of the models for which a section is printed; [""] for a section about no single model.
+
+    Args:
+        section: the section's name, such as "table4".
+        models: the names of the models that the user asks for.
+    """
     if section == "disagreements":
         return [""]
     if section == "table4":

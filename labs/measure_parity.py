@@ -63,7 +63,12 @@ def main() -> int:
 
 
 def check_shape(shape: ModelShape, size: int) -> None:
-    """Raise ConfigError if the ranks can't share the layer, or if it is too large to run unsharded in float64."""
+    """Raise ConfigError if the ranks can't share the layer, or if it is too large to run unsharded in float64.
+
+    Args:
+        shape: the layer's sizes.
+        size: how many ranks there are.
+    """
     check_layer(shape, Parallel(size, sequence_parallel=True))
     a, b, h, s = shape.letters()
     if 12 * h * h + 20 * s * b * h + 4 * a * s * s * b > 2**27:
@@ -74,16 +79,20 @@ def check_shape(shape: ModelShape, size: int) -> None:
 def measure(shape: ModelShape, form: str, here: Ranks) -> dict[str, Any]:
     """Run a layer in one form of parallelism, and compare it with the unsharded layer of the same weights and input.
 
-    Every rank must call it.  There is no dropout, because each rank would draw other numbers.
+    Every rank must call this function.  There is no dropout, because each rank would draw other numbers.
 
     Args:
-        form: a key of FORMS.
+        shape: the layer's sizes.
+        form: how the ranks share the layer, a key of FORMS such as "tensor+sequence".
+        here: this rank.
 
-    Returns:
-        ``form``, ``tensor_parallel_size``, ``rank``: which form, among how many ranks, and on which.
-        ``largest_error``: of the output and all gradients; ``exact``: whether it is at most LARGEST_ERROR.
-        ``forward``, ``backward``: how many collectives of each kind the pass ran.
-        ``partial_gradients``: the names of the parameters whose gradients had to be added up over the ranks.
+    Returns: a dict with these keys:
+        "form": the argument.
+        "tensor_parallel_size", "rank": how many ranks share the layer, and the number of this rank.
+        "largest_error": the largest error of the output and all gradients.
+        "exact": whether the largest error is at most LARGEST_ERROR.
+        "forward", "backward": how many collectives of each kind the pass ran.
+        "partial_gradients": the names of the parameters whose gradients had to be added up over the ranks.
     """
     tp = tensor_parallel(**FORMS[form])
     place: dict[str, Any] = {"dtype": torch.float64, "device": here.device}
@@ -129,7 +138,14 @@ def measure(shape: ModelShape, form: str, here: Ranks) -> dict[str, Any]:
 
 
 def own_tokens(tensor: Tensor, tp: TensorParallel) -> Tensor:
-    """Return this rank's tokens of an unsharded ``[s, …]``: ``[s/t, …]`` under sequence parallelism, else all."""
+    """Return this rank's tokens of an unsharded tensor.
+
+    Args:
+        tensor: ``[s, …]``.
+        tp: the ranks that share the layer, and whether they use sequence parallelism.
+
+    Returns: ``[s/t, …]`` under sequence parallelism; else ``tensor`` itself.
+    """
     return tensor.chunk(tp.size)[tp.rank] if tp.sequence_parallel else tensor
 
 
@@ -140,7 +156,12 @@ def gradient(tensor: Tensor) -> Tensor:
 
 
 def error_of(ours: Tensor, theirs: Tensor) -> float:
-    """Return the largest error over all elements: relative for elements above 1, absolute for smaller ones."""
+    """Return the largest error over all elements: relative for elements of size above 1, absolute for smaller ones.
+
+    Args:
+        ours: a tensor of any shape.
+        theirs: the right tensor, of the same shape.
+    """
     share = (ours - theirs).abs() / theirs.abs().clamp_min(1.0)
     return share.nan_to_num(nan=math.inf, posinf=math.inf).max().item()  # max() of Python's may pass over a NaN
 

@@ -84,7 +84,11 @@ def main() -> int:
 class PlainLayer(nn.Module):
     """The paper's layer in plain torch for a single device: ``[s, b, h]`` in and out.
 
-    recompute: one of MODES; it uses ``torch.utils.checkpoint``.
+    Args:
+        shape: the layer's sizes.
+        recompute: what backward recomputes by ``torch.utils.checkpoint``: "none", "selective" or "full".
+        p: the dropout probability.
+        factory: dtype and device of the parameters.
     """
 
     mask: Tensor
@@ -118,14 +122,22 @@ class PlainLayer(nn.Module):
 
 
 def dropout(x: Tensor, p: float) -> Tensor:
-    """Return x after dropout. It saves a 1-byte mask; on a CPU F.dropout saves one of the activations' dtype."""
+    """Return x after dropout with probability p.
+
+    Saves: a mask of 1 byte per element, where F.dropout on a CPU saves a mask in the dtype of x.
+    """
     return torch.native_dropout(x, p, True)[0] if p else x
 
 
 class DTensorLayer(nn.Module):
     """A PlainLayer sharded by torch's DTensor plan: plain tensors ``[s/t, b, h]`` in and out.
 
-    ours: this course's layer on the same rank; its weights are copied.
+    Args:
+        shape: the layer's sizes, unsharded.
+        tp: the ranks that share the layer.
+        recompute: what backward recomputes: "none", "selective" or "full".
+        p: the dropout probability.
+        ours: this course's layer on the same rank; its weights are copied.
     """
 
     def __init__(self, shape: ModelShape, tp: TensorParallel, recompute: str, p: float, ours: TransformerLayer):
@@ -156,7 +168,12 @@ class DTensorLayer(nn.Module):
 
 
 class WithMask(nn.Module):
-    """This course's layer with a causal mask that is made once, as in PlainLayer, and not in every forward pass."""
+    """This course's layer with a causal mask that is made once, as in PlainLayer, and not in every forward pass.
+
+    Args:
+        layer: this course's layer, which takes the mask as its second argument.
+        mask: the causal mask, from ``causal_mask``.
+    """
 
     def __init__(self, layer: TransformerLayer, mask: Tensor):
         super().__init__()
@@ -169,7 +186,11 @@ class WithMask(nn.Module):
 
 @contextmanager
 def our_reduce_scatter(tp: TensorParallel) -> Iterator[None]:
-    """While the block runs, DTensor uses our reduce-scatter over ``tp``, so that only the layers' own times differ."""
+    """Make a context in which DTensor uses our reduce-scatter, so that only the layers' own times differ.
+
+    Args:
+        tp: the ranks among which it runs.
+    """
 
     def functional(x: Tensor, op: str, scatter_dim: int, group) -> Tensor:
         assert op.lower() == "sum" and scatter_dim == 0
@@ -186,7 +207,14 @@ def runners_of(
 ) -> tuple[Runner, Runner]:
     """Make this course's layer and DTensor's, with the same weights and the same input.
 
-    Returns: a ``Runner`` each, ours first: a layer with its input, to be timed or measured.
+    Args:
+        shape: the layer's sizes, unsharded.
+        here: this rank.
+        dtype: of the weights and the input.
+        recompute: what backward recomputes: "none", "selective" or "full".
+        p: the dropout probability.
+
+    Returns: two ``Runner`` objects, ours first: each a layer with its input, to be timed or measured.
     """
     tp = tensor_parallel(sequence_parallel=True)
     ours = TransformerLayer(shape, tp, recompute=recompute, p=p, device=here.device, dtype=dtype)
@@ -196,16 +224,24 @@ def runners_of(
 
 
 def measure_peers(shape: ModelShape, here: Ranks, dtype: torch.dtype, *, rounds: int) -> list[dict[str, Any]]:
-    """Time both layers in every mode of recomputation, and count their bytes.  Every rank must call it.
+    """Time both layers in every mode of recomputation, and count their bytes.  Every rank must call this function.
 
-    All modes of all layers take turns in every round, so that modes can be compared too.
+    All modes of all layers take turns in every round, so that modes can be compared, too.
 
-    Returns: a row for each mode and layer, ours first.
-        ``mode``, ``name``: one of MODES, and whose layer it is.
-        ``forward_seconds``, ``backward_seconds``, ``combined_seconds``: medians.
-        ``ours``: how much longer our layer takes than this one, as ``Timings.over`` has it; None for ours.
-        ``over``: how much longer it takes than without recomputation; None without.
-        ``held_bytes``, ``peak_bytes``: what it holds between forward and backward, and the most at once.
+    Args:
+        shape: the layer's sizes, unsharded.
+        here: this rank.
+        dtype: of the weights and the input.
+        rounds: how many rounds are timed.
+
+    Returns: a dict for each mode and layer, our layer first, with these keys:
+        "mode": the mode of recomputation, one of MODES.
+        "name": whose layer it is: OURS, DTENSOR or OUR_COLLECTIVE.
+        "forward_seconds", "backward_seconds", "combined_seconds": medians.
+        "ours": how much longer our layer takes than this layer, a dict from ``Timings.over``; None for our layer.
+        "over": how much longer this layer takes than it does without recomputation, also from ``Timings.over``; None
+            if it recomputes nothing.
+        "held_bytes", "peak_bytes": bytes that the layer holds between forward and backward, and the most at once.
     """
     over_gloo = here.device == "cpu" and here.size > 1 and not here.emulated
     work: dict[tuple[str, str], Work] = {}
@@ -235,8 +271,12 @@ def measure_peers(shape: ModelShape, here: Ranks, dtype: torch.dtype, *, rounds:
 def peers_table(rows: list[dict[str, Any]], title: str) -> Table:
     """Make a table with a line for each mode and layer.
 
-    Its columns are median times, our layer's time compared with this one's, the overhead of recomputation, bytes held
-    for backward, and bytes at the peak.
+    Its columns are median times, our layer's time divided by the line's, the overhead of recomputation, and the bytes
+    held for backward with the peak bytes below.
+
+    Args:
+        rows: the dicts from ``measure_peers``.
+        title: the lines above the table.
     """
     columns = map(numbers, ("milliseconds", "ours ÷ it", "overhead", "holds, peak"))
     made = table(title, "layer", *columns, tight=True)

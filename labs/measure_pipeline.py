@@ -85,7 +85,15 @@ def main() -> int:
 
 @dataclass(frozen=True)
 class Plan:
-    """The training step to measure: the model, the grid of ranks, the microbatches."""
+    """The training step to measure.
+
+    Attributes:
+        shape: the model's sizes.
+        parallel: how ranks share the model: t, p, m, and whether there is sequence parallelism.
+        num_microbatches: n, the microbatches of the step.
+        recompute: what backward recomputes: "none", "selective" or "full".
+        free_outputs: whether a stage's output is freed after it was sent (appendix B).
+    """
 
     shape: ModelShape
     parallel: Parallel
@@ -107,6 +115,9 @@ class Plan:
         """Estimate the bytes that the fullest rank needs, to refuse a step that doesn't fit into memory.
 
         It counts weights, gradients, activations, two tensors of attention scores, two of logits, and the batch.
+
+        Args:
+            element_size: bytes of an activation element.
         """
         shape, n, (t, p, _) = self.shape, self.num_microbatches, self.sizes
         a, b, _, s = shape.letters()
@@ -137,7 +148,14 @@ class Plan:
 
 
 def plan_from(args: argparse.Namespace, size: int) -> Plan:
-    """Return the step that the command line asks for on ``size`` ranks.  Raises ConfigError on bad sizes."""
+    """Return the step that the command line asks for.
+
+    Args:
+        args: the parsed options.
+        size: how many ranks there are.
+
+    Raises: ConfigError on bad sizes.
+    """
     tensor = max(1, size // max(1, args.pipeline)) if args.tensor is None else args.tensor
     shape = options.shape_from(args)
     if args.device == "cuda" and not options.names_a_shape(args):
@@ -152,9 +170,12 @@ def plan_from(args: argparse.Namespace, size: int) -> Plan:
 class MemoryWatcher(Watcher):
     """Measures after each forward and backward pass of a Pipeline what this rank holds.
 
-    samples: a dict for each pass: its kind, stage and microbatch; how many microbatches are in flight, counted once for
-    each chunk; the bytes that autograd graphs save; and the bytes of outputs and of receive buffers that torch's
-    runtime holds besides.
+    Attributes:
+        samples: a dict for each pass: its "kind" ("F" or "B"), "stage" and "microbatch"; "in_flight", how many
+            microbatches are in flight, counted once for each chunk; "kept_bytes", which autograd graphs save;
+            "output_bytes" and "buffer_bytes", of outputs and of receive buffers that torch's runtime holds and no
+            graph saves.
+        peak_rows: rows of what was held when the graphs saved most, with the outputs and buffers as extra rows.
     """
 
     def __init__(self) -> None:
@@ -197,15 +218,24 @@ class MemoryWatcher(Watcher):
 
 
 def measure(plan: Plan, here: Ranks, dtype: torch.dtype) -> dict[str, Any]:
-    """Run forward and backward of all microbatches once, and compare with the formulas.  Every rank must call it.
+    """Run forward and backward of all microbatches once, and compare the bytes held with the formulas.
 
-    Returns: this rank's results, at the moment when its graphs save most.
-        ``rank``, ``pipeline_rank``: its number, and its stage.
-        ``predicted_in_flight``, ``measured_in_flight``: the most microbatches in flight.
-        The entries of ``layer_bytes.compared``: predicted and measured bytes, and whether they agree.
-        ``output_bytes``, ``buffer_bytes``: what torch's runtime holds besides: outputs, and receive buffers not in use.
-        ``order_as_drawn``: whether the passes ran in the schedule's order.
-        ``samples``: what was held after each pass, from ``MemoryWatcher``.
+    Every rank must call this function.
+
+    Args:
+        plan: the step to run: the model's sizes, the schedule, and how ranks share the model.
+        here: this rank.
+        dtype: of the weights and activations.
+
+    Returns: a dict with this rank's results at the moment when its graphs save most:
+        "rank", "pipeline_rank": the rank's number, and the number of its pipeline rank.
+        "predicted_in_flight", "measured_in_flight": the most microbatches in flight.
+        "predicted_bytes", "extra_bytes", "measured_bytes", "difference_bytes", "exact", "disagreement": from
+            ``layer_bytes.compared``.
+        "output_bytes", "buffer_bytes": bytes that torch's runtime holds in addition to the graphs, of outputs and of
+            receive buffers not in use.
+        "order_as_drawn": whether the passes ran in the schedule's order.
+        "samples": what was held after each pass, from ``MemoryWatcher``.
     """
     shape, parallel = plan.shape, plan.parallel
     t, p, m = plan.sizes
@@ -246,7 +276,12 @@ def measure(plan: Plan, here: Ranks, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def bytes_table(rows: list[dict[str, Any]], where: str) -> Table:
-    """Make a table with a line for each rank: microbatches in flight and bytes, predicted and measured."""
+    """Make a table with a line for each rank: microbatches in flight and bytes, predicted and measured.
+
+    Args:
+        rows: the dicts from ``measure``, of all ranks.
+        where: the end of the table's title: the model's sizes, the ranks and the device.
+    """
     columns = ("rank", "stage", "in flight", "predicted", "extra", "measured", "diff.")
     made = table(f"One step, when each rank holds most: {where}", *map(numbers, columns))
     for row in rows:

@@ -54,7 +54,13 @@ def main() -> int:
 
 
 def predictions(runs: list[PublishedRun]) -> dict[str, tuple[int, int]]:
-    """Return for each run, by its name, the predicted bytes: allocated at the peak, and reserved."""
+    """Predict all runs that have a command.
+
+    Args:
+        runs: the published runs, from ``published_runs``.
+
+    Returns: for each run, by its name, the predicted bytes: those allocated at the peak, and those reserved.
+    """
     return {run.name: prediction(run.command, run.recomputes, run.held) for run in runs if run.command}
 
 
@@ -63,8 +69,9 @@ def prediction(command: str, recomputes: str, held: str) -> tuple[int, int]:
     """Predict one published run: the most bytes allocated, and the bytes that the allocator reserves.
 
     Args:
-        command: the `actmem plan` that describes the run.
-        recomputes: what the run recomputes: "no" block, "all" blocks, or the "part" of each block that --again names.
+        command: the `actmem plan …` command that describes the run.
+        recomputes: which blocks the run recomputes: "no" for none, "all" for every block, "part" for the part of every
+            block that --again names.
         held: "logits" if the run kept its float32 logits from one forward pass to the next; otherwise "".
     """
     plan = plan_of(command)
@@ -75,7 +82,10 @@ def prediction(command: str, recomputes: str, held: str) -> tuple[int, int]:
 
 @cache
 def plan_of(command: str) -> dict[str, Any]:
-    """Run an `actmem plan` and return what it writes as JSON."""
+    """Run an `actmem plan …` command, and return the object that it writes as JSON.
+
+    Raises: ConfigError if the command fails.
+    """
     words = [sys.executable, "-m", "actmem_tools", *shlex.split(command)[1:], "--json", "-"]
     run = subprocess.run(words, cwd=LABS.parent, capture_output=True, text=True)
     if run.returncode > 1:  # 1 says that it doesn't fit
@@ -87,12 +97,12 @@ def allocator_says(command: str, plan: dict[str, Any], way: dict[str, Any], held
     """Run training steps of a plan on fake tensors, and replay what they allocate in a model of torch's allocator.
 
     Args:
-        command: the `actmem plan` that made the plan.
-        plan: what it wrote as JSON.
+        command: the `actmem plan …` command that made the plan.
+        plan: the plan, from ``plan_of``.
         way: an entry of ``plan["all_blocks"]``; its "code" changes the model before the steps.
-        held: as in ``prediction``.
+        held: "logits" if the run kept its float32 logits from one forward pass to the next; otherwise "".
 
-    Returns: the most bytes allocated, and the bytes reserved.
+    Returns: the most bytes allocated at once, and the bytes reserved in the end.
     """
     options = plan_parser().parse_args(shlex.split(command)[2:])
     gpus = options.gpus or 1
@@ -118,7 +128,14 @@ def allocator_says(command: str, plan: dict[str, Any], way: dict[str, Any], held
 
 
 def held_logits(head: torch.nn.Module, _: Any, logits: torch.Tensor) -> torch.Tensor:
-    """A forward hook that returns float32 logits and keeps them alive until the next forward pass, as some runs did."""
+    """Convert logits to float32, and keep them alive until the next forward pass, as some runs did: a forward hook.
+
+    Args:
+        head: the output layer, which gets the float32 logits as an attribute.
+        logits: what the output layer returned.
+
+    Returns: the float32 logits, which then are the output layer's result.
+    """
     head.logits = logits.float()
     return head.logits
 

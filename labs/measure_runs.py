@@ -49,8 +49,11 @@ def main() -> int:
 def pairs_table(pairs: list[LoggedPair]) -> Table:
     """Make a table with a line for each pair of logged runs that differ in one setting.
 
-    A line says by how many bytes the activations of the two runs differ, by formula and as logged, and how far these
-    two numbers are apart.  The formula is below.
+    Its columns are the setting with the formula below it, the GPU, by how many bytes the activations of the two runs
+    differ by formula and as logged, and logged minus formula.
+
+    Args:
+        pairs: the pairs, from ``logged_pairs``.
     """
     compared = table("Two runs of Megatron-LM's tests: by how many bytes their activations differ", *columns("GPU"))
     for pair in pairs:
@@ -61,7 +64,14 @@ def pairs_table(pairs: list[LoggedPair]) -> Table:
 
 
 def runs_table(runs: list[NanotronRun]) -> Table:
-    """Make a table with a line for each run: where its peak is, predicted and logged MiB, the difference in percent."""
+    """Make a table with a line for each run.
+
+    Its columns are the run's sizes, the moment of the step at which rank 0 is predicted to hold most (such as "loss"),
+    the predicted and the logged peak in MiB, and the difference in percent.
+
+    Args:
+        runs: the runs, from ``nanotron_runs``.
+    """
     compared = table("1.1B Llama under nanotron, H100s: peak of rank 0, MiB", *columns("at its peak in"))
     for run in runs:
         cells = (f"{run.predicted_mib:,.2f}", f"{run.logged_mib:,.2f}", f"{run.difference_percent:+.3f}%")
@@ -71,18 +81,26 @@ def runs_table(runs: list[NanotronRun]) -> Table:
 
 
 def columns(second: str) -> list[Column]:
-    """Return the columns that both tables have; ``second`` is the heading of the second column."""
+    """Return the five columns that both tables have.
+
+    Args:
+        second: the heading of the second column, in which the tables differ.
+    """
     return [words(""), words(second), *map(numbers, ("by formula", "logged", "apart"))]
 
 
 def results(pairs: list[LoggedPair], runs: list[NanotronRun]) -> dict:
     """Make the dict that --json writes.
 
-    Returns:
-        ``pairs``: a dict for each pair of logged runs: the fields of ``LoggedPair``; ``formula_bytes``, by how many
-            bytes the two runs should differ; ``apart_bytes``, the logged difference minus that.
-        ``runs``: of each run of nanotron its ``setting``, ``logged_mib``, ``predicted_bytes`` and
-            ``difference_percent``.
+    Args:
+        pairs: the pairs, from ``logged_pairs``.
+        runs: the runs, from ``nanotron_runs``.
+
+    Returns: a dict with these keys:
+        "pairs": a dict for each pair of logged runs: the fields of ``LoggedPair``; "formula_bytes", by how many bytes
+            the two runs should differ; "apart_bytes", the logged difference minus the formula's.
+        "runs": a dict for each run of nanotron: "setting", its sizes; "logged_mib"; "predicted_bytes", the bytes of
+            each part at the predicted peak; and "difference_percent".
     """
     of_pairs = [{**vars(pair), "formula_bytes": pair.formula_bytes, "apart_bytes": pair.apart_bytes} for pair in pairs]
     of_runs = [

@@ -44,8 +44,14 @@ PARTS = ("forward", "backward", "combined")
 class Variant:
     """One form of the layer to time, a line of the table.
 
-    paper_row: its name in the paper's table 4.  literal: whether a region is recomputed to its end, as in the paper;
-    otherwise recomputation stops at the last tensor that backward reads.
+    Attributes:
+        name: the line's name, such as "selective".
+        sequence_parallel: whether the ranks use sequence parallelism in addition to tensor parallelism.
+        recompute: what backward recomputes: "none", "selective" or "full"; "paper-selective" or "paper-full" recompute
+            exactly as the paper does.
+        paper_row: the name of the line of the paper's table 4 with which the times are compared.
+        literal: whether a region is recomputed to its end, as in the paper; otherwise recomputation stops at the last
+            tensor that backward reads.
     """
 
     name: str
@@ -106,7 +112,12 @@ def main() -> int:
 
 
 def timing_parser(script: str, doc: str) -> LabParser:
-    """Make the command-line parser of a lab that times a layer: options for sizes, ranks, dtype and rounds."""
+    """Make the command-line parser of a lab that times a layer: options for sizes, ranks, dtype and rounds.
+
+    Args:
+        script: the lab's file name, such as "measure_speed.py".
+        doc: the lab's docstring; its second paragraph becomes the description in --help.
+    """
     parser = options.lab_parser(script, doc)
     options.add_shape_arguments(parser, options.DEFAULT_LAYER)
     add_rank_arguments(parser)
@@ -116,6 +127,11 @@ def timing_parser(script: str, doc: str) -> LabParser:
 
 def speed_shape(args: argparse.Namespace, size: int, dtype: str) -> ModelShape:
     """Return the shape of the layer to time.
+
+    Args:
+        args: the parsed options of ``timing_parser``.
+        size: how many ranks share the layer.
+        dtype: its name, such as "bfloat16".
 
     Raises: ConfigError if the ranks can't share the layer, or have no room for real tensors.
     """
@@ -128,24 +144,35 @@ def speed_shape(args: argparse.Namespace, size: int, dtype: str) -> ModelShape:
 def needed_bytes(shape: ModelShape, size: int, e: int) -> int:
     """Estimate the bytes that one rank needs: the weights of all variants, and the tensors of one variant's step.
 
-    The step's tensors are twice what the layer saves, and two tensors of attention scores. ``e`` is bytes an element.
+    The step's tensors are twice what the layer saves, and two tensors of attention scores.
+
+    Args:
+        shape: the layer's sizes, unsharded.
+        size: t, how many ranks share the layer.
+        e: bytes of an element.
     """
     a, b, h, s = shape.letters()
     return (len(VARIANTS) + 1) * 12 * h * h * e // size + 2 * eq2(shape, size, e) + 2 * e * a * s * s * b // size
 
 
 def measure_speed(shape: ModelShape, here: Ranks, dtype: torch.dtype, *, rounds: int) -> list[dict[str, Any]]:
-    """Time every variant, and count its bytes.  Every rank must call it.
+    """Time every variant, and count its bytes.  Every rank must call this function.
 
-    Returns: a row for each variant; times are the slowest rank's, bytes this one's.
-        ``name``, ``sequence_parallel``, ``recompute``, ``literal``: as in VARIANTS.
-        ``forward_seconds``, ``backward_seconds``, ``combined_seconds``: medians.
-        ``over``: how much longer it takes than BASELINE, as ``Timings.over`` has it; None for BASELINE.
-        ``flops_overhead``: the FLOPs that recomputation adds, as a share.
-        ``paper_overhead_percent``: the overhead in the paper's table 4; None if it has none.
-        ``predicted_bytes``, ``held_bytes``, ``peak_bytes``: held between forward and backward, by formula and counted,
-            and the most at once.
-        ``exact``: whether the first two are equal.
+    Args:
+        shape: the layer's sizes, unsharded.
+        here: this rank.
+        dtype: of the weights and the input.
+        rounds: how many rounds are timed.
+
+    Returns: a dict for each variant; times are those of the slowest rank, bytes those of this rank:
+        "name", "sequence_parallel", "recompute", "literal": the fields of the ``Variant``.
+        "forward_seconds", "backward_seconds", "combined_seconds": medians.
+        "over": how much longer the variant takes than BASELINE, a dict from ``Timings.over``; None for BASELINE.
+        "flops_overhead": the FLOPs that recomputation adds, as a share.
+        "paper_overhead_percent": the overhead in the paper's table 4; None if the table has none.
+        "predicted_bytes", "held_bytes": bytes held between forward and backward, by formula and counted.
+        "peak_bytes": the most bytes at once in forward or backward.
+        "exact": whether held and predicted bytes are equal.
     """
     runners, held = runners_of(shape, here, dtype), {}
     for name, runner in runners.items():
@@ -177,6 +204,11 @@ def measure_speed(shape: ModelShape, here: Ranks, dtype: torch.dtype, *, rounds:
 def runners_of(shape: ModelShape, here: Ranks, dtype: torch.dtype) -> dict[str, Runner]:
     """Make a layer and its input for each variant.
 
+    Args:
+        shape: the layer's sizes, unsharded.
+        here: this rank.
+        dtype: of the weights and the input.
+
     Returns: by the variant's name a ``Runner``: the layer with its input, to be timed or measured.
     """
     return {
@@ -188,16 +220,27 @@ def runners_of(shape: ModelShape, here: Ranks, dtype: torch.dtype) -> dict[str, 
 
 
 def trace(path: Path, shape: ModelShape, here: Ranks, dtype: torch.dtype) -> None:
-    """Write a profiler trace of all variants to ``path``.  Every rank must call it; rank 0 writes its own trace."""
+    """Write a profiler trace of all variants.  Every rank must call this function; only rank 0 writes its trace.
+
+    Args:
+        path: the file to write.
+        shape: the layer's sizes, unsharded.
+        here: this rank.
+        dtype: of the weights and the input.
+    """
     work = {name: runner.work() for name, runner in runners_of(shape, here, dtype).items()}
     write_trace(work, None if here.rank else path, here.device)
 
 
 def speed_table(rows: list[dict[str, Any]], title: str) -> Table:
-    """Make Table 4, with three lines for each variant.
+    """Make a table like the paper's table 4, with three lines for each variant.
 
-    The first has median times, the second the bytes held for backward and the FLOPs that recomputation adds, the third
-    the peak bytes and the overhead that the paper prints.
+    The first line has median times and the overhead; the second the bytes held for backward and the FLOPs that
+    recomputation adds; the third the peak bytes and the overhead that the paper prints.
+
+    Args:
+        rows: the dicts from ``measure_speed``.
+        title: the lines above the table.
     """
     columns = map(numbers, ("forward", "backward", "both", "overhead"))
     made = table(title, "one layer, milliseconds", *columns, tight=True)

@@ -55,7 +55,12 @@ def main() -> int:
 def shape_for(args: argparse.Namespace, size: int, dtype: torch.dtype) -> ModelShape:
     """Return the shape of the layer to measure.
 
-    Raises: ConfigError if ``size`` ranks can't share it in every configuration, or if real tensors don't fit into
+    Args:
+        args: the parsed options.
+        size: how many ranks there are.
+        dtype: of the weights and the input.
+
+    Raises: ConfigError if the ranks can't share the layer in every configuration, or if real tensors don't fit into
         memory.
     """
     shapes = options.layer_shapes(args)
@@ -70,7 +75,11 @@ def shape_for(args: argparse.Namespace, size: int, dtype: torch.dtype) -> ModelS
 def needed_bytes(shape: ModelShape, dtype: torch.dtype) -> int:
     """Estimate the bytes that one rank needs for the largest configuration, the one without parallelism.
 
-    They are what the layer saves, its weights, and two tensors of attention scores (as²b elements each).
+    These are the bytes that the layer saves, its weights, and two tensors of attention scores (as²b elements each).
+
+    Args:
+        shape: the layer's sizes.
+        dtype: of the weights and the input.
     """
     a, b, h, s = shape.letters()
     return eq1(shape, dtype.itemsize) + dtype.itemsize * (12 * h * h + 2 * a * s * s * b)
@@ -81,16 +90,28 @@ def predict(
 ) -> tuple[list[Row], list[Row]]:
     """Predict what one layer saves on one rank.
 
-    Returns: rows of the tensors that the paper counts, and rows of those that it leaves out.
+    Args:
+        shape: the layer's sizes, unsharded.
+        configuration: a row of Table 2.
+        here: this rank, which knows the number of ranks and the device.
+        dtype: of the activations.
+
+    Returns: rows of the tensors that the paper counts, and rows of the tensors that it leaves out.
     """
     layer = shape, configuration.parallel(here.size), configuration.recompute, dtype.itemsize
     return layer_rows(*layer), layer_extra_rows(*layer, here.device)
 
 
 def measure(shape: ModelShape, configuration: Configuration, here: Ranks, dtype: torch.dtype) -> dict[str, Any]:
-    """Predict and measure the layer in one configuration on this rank.  Every rank must call it.
+    """Predict and measure the layer in one configuration on this rank.  Every rank must call this function.
 
-    Returns: a row of results from ``layer_bytes.layer_result``: predicted and measured bytes, and whether they agree.
+    Args:
+        shape: the layer's sizes, unsharded.
+        configuration: a row of Table 2.
+        here: this rank.
+        dtype: of the weights and the input.
+
+    Returns: the dict from ``layer_bytes.layer_result``: predicted and measured bytes, and whether they agree.
     """
     # What measures is loaded only now: options are refused before.
     from actmem.ledger.measure_layer import measure_layer

@@ -53,7 +53,9 @@ CONTEXT_KIND = (
 def configurations(context: str = "") -> list[Configuration]:
     """Return the configurations to measure: three forms of parallelism, each in four modes of recomputation.
 
-    context: a word for the kind of context parallelism, for the configurations' names; "" without.
+    Args:
+        context: the word for the kind of context parallelism in the configurations' names, from CONTEXT_WORDS; "" if
+            there is no context parallelism.
     """
     found = []
     for sharing in ("", "tensor", "tensor+sequence"):
@@ -104,8 +106,13 @@ def case_from(args: argparse.Namespace) -> "Case":
 class Case:
     """The layer to measure, and how the ranks share it.
 
-    routing: how tokens choose experts.  context: how many ranks share each sequence; the layer's weights are shared
-    among (number of ranks) / context ranks.  context_kind: one of CONTEXT_KINDS.
+    Attributes:
+        shape: the layer's sizes, unsharded.
+        dtype: of the activations and weights.
+        routing: how tokens choose experts: "even", or "one-sided" for every token to the first experts.
+        context: how many ranks share each sequence; the layer's weights are shared among (number of ranks) / context
+            ranks.
+        context_kind: how these ranks share a sequence, one of CONTEXT_KINDS: "gather", "gather-plain" or "ulysses".
     """
 
     shape: LlamaShape
@@ -122,7 +129,12 @@ class Case:
         return replace(configuration.parallel(ranks // self.context), context_parallel_size=self.context)
 
     def check(self, ranks: int, args: argparse.Namespace) -> None:
-        """Raise ConfigError if ``ranks`` ranks can't share the layer in every configuration, or have no room for it."""
+        """Raise ConfigError if ranks can't share the layer in every configuration, or have no room for it.
+
+        Args:
+            ranks: how many ranks there are.
+            args: the parsed options, of which ``device`` and ``emulate`` are used.
+        """
         check_size("context_parallel_size", self.context, ranks)
         if ranks % self.context:
             raise ConfigError("context_parallel_size", f"must divide the number of ranks, {ranks}, got {self.context}")
@@ -134,7 +146,10 @@ class Case:
             first_that_fits({self.shape: self.largest_bytes()}, args, "use --emulate, or smaller sizes")
 
     def largest_bytes(self) -> int:
-        """Return the bytes of activations and weights on one rank in the first configuration, the unsharded layer."""
+        """Return the bytes of activations and weights on one rank in the configuration that needs most memory.
+
+        It is the first one, in which the layer's weights are not sharded and nothing is recomputed.
+        """
         e = self.dtype.itemsize
         weights = sum(one.numel() for one in LlamaLayer(self.shape, seed=0, device="meta").parameters())
         first = self.parallel(self.configurations[0], self.context)
@@ -144,10 +159,12 @@ class Case:
         """Predict what the layer saves on one rank.
 
         Args:
-            rank: the rank's number among those that share the layer's experts.
-            kernel: the name of the attention kernel, as ``Case.kernel`` returns it.
+            configuration: the forms of parallelism, and the mode of recomputation.
+            ranks: how many ranks there are.
+            rank: the rank's number, from 0, among the ranks that share the layer's experts.
+            kernel: the name of the attention kernel, from ``Case.kernel``.
 
-        Returns: the formula's rows, and rows of what the kernel saves besides.
+        Returns: the rows by formula, and rows of the small extra tensors that the attention kernel saves.
         """
         shape, recompute, e = self.shape, configuration.recompute, self.dtype.itemsize
         parallel = self.parallel(configuration, ranks)
@@ -162,14 +179,22 @@ class Case:
     def kernel(self, device: str) -> str:
         """Return the name of the attention kernel that torch chooses on this GPU; "" where torch doesn't choose.
 
-        It doesn't on a CPU, nor if context parallelism gathers K and V and calls the flash kernel itself.  Raises
-        ConfigError if the kernel saves more than the formulas count.
+        torch doesn't choose on a CPU, nor if context parallelism gathers K and V, which calls the flash kernel itself.
+
+        Args:
+            device: "cpu" or "cuda".
+
+        Raises: ConfigError if the kernel saves more than the formulas count.
         """
         whole = self.context == 1 or self.context_kind == "ulysses"
         return kernel_here(self.shape, self.dtype) if device == "cuda" and whole else ""
 
     def title(self, here: Ranks) -> str:
-        """Return the printed table's title: the layer's sizes and dtype, the ranks, the device, torch's version."""
+        """Return the printed table's title: the layer's sizes and dtype, the ranks, the device, torch's version.
+
+        Args:
+            here: this rank, which knows the number of ranks and the device.
+        """
         sizes = [f"{letter}={size}" for name, letter in LETTERS.items() if (size := getattr(self.shape, name, None))]
         words = [" ".join(sizes)]
         if self.shape.num_experts:
@@ -181,12 +206,15 @@ class Case:
 
 
 def measure(case: Case, here: Ranks, kernel: str) -> list[dict[str, Any]]:
-    """Compare predicted and measured bytes of every configuration.  Every rank must call it.
+    """Compare predicted and measured bytes of every configuration.  Every rank must call this function.
 
     Args:
-        kernel: the name of the attention kernel, as ``Case.kernel`` returns it.
+        case: the layer, and how the ranks share it.
+        here: this rank.
+        kernel: the name of the attention kernel, from ``Case.kernel``.
 
-    Returns: this rank's rows, one for each configuration, as ``layer_bytes.layer_result`` makes them.
+    Returns: this rank's dicts, one for each configuration, from ``layer_bytes.layer_result``: predicted and measured
+        bytes, and whether they agree.
     """
     tensor, context = tensor_parallel(), ContextParallel()
     if case.context > 1:

@@ -25,7 +25,17 @@ class SoftmaxOf2021(torch.autograd.Function):
 
 
 def attention_of_2021(module: nn.Module, query: Any, key: Any, value: Any, *_: Any, **options: Any) -> tuple:
-    """Attention as transformers of 2021 computed it, with the signature that transformers calls today."""
+    """Compute attention as the package transformers did in 2021, with the signature that it calls today.
+
+    Args:
+        module: the attention module, of which only ``training`` is read.
+        query: ``[b, a, s, d]``.
+        key: ``[b, a, s, d]``.
+        value: ``[b, a, s, d]``.
+        options: "scaling", by which the scores are multiplied, and "dropout", the dropout's probability.
+
+    Returns: the attention's output, ``[b, s, a, d]``, and None in place of the probabilities.
+    """
     scores = query @ key.transpose(2, 3) * options["scaling"] + 0  # what is added is the mask, which hides nothing
     probabilities = torch.dropout(SoftmaxOf2021.apply(scores), options["dropout"], module.training)
     return (probabilities @ value).transpose(1, 2).contiguous(), None
@@ -35,9 +45,11 @@ def bert_large(s: int, b: int, l: int) -> tuple[nn.Module, dict[str, Any]]:  # n
     """Make ``bert-large-uncased`` for classifying sequences, as transformers and torch ran it in January 2022.
 
     Args:
-        s, b, l: tokens, sequences, layers.
+        s: tokens of one sequence.
+        b: sequences of the batch.
+        l: layers.
 
-    Returns: the model, and its keyword arguments.
+    Returns: the model, and the keyword arguments with which to call it.
     """
     from transformers import AttentionInterface, BertConfig, BertForSequenceClassification
 

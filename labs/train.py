@@ -67,7 +67,15 @@ def main() -> int:
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """What to train: the model's shape, how the ranks share it (``mode``), and for how many steps."""
+    """The training to run.
+
+    Attributes:
+        shape: the model's sizes.
+        mode: a row of table 2: how the ranks share the model, and what is recomputed.
+        num_steps: how many training steps.
+        dropout: the dropouts' probability.
+        dtype: of the weights and activations, by its name, such as "float32".
+    """
 
     shape: ModelShape
     mode: Configuration
@@ -85,7 +93,11 @@ class TrainingJob:
         check_vocab_size(self.shape.vocab_size, parallel.tensor_parallel_size)
 
     def model(self, **place) -> GPT:
-        """Make this rank's part of the model.  place: dtype and device."""
+        """Make the model, with this rank's shards of the parameters.
+
+        Args:
+            place: dtype and device of the parameters.
+        """
         mode, tp = self.mode, TensorParallel()
         if mode.tensor_parallel:
             tp = tensor_parallel(sequence_parallel=mode.sequence_parallel)
@@ -98,10 +110,15 @@ def train(
     text: Tensor,
     on_step: Callable[[int, float], None] = lambda step, loss: None,
 ) -> list[float]:
-    """Train a GPT, and return the loss of each step.  Every rank must call it.
+    """Train a GPT, and return the loss of each step.  Every rank must call this function.
 
-    A step's batch and dropouts depend only on its number.
-    on_step: called after each step, with its number, from 1, and its loss.
+    A step's batch and dropouts depend only on the step's number.
+
+    Args:
+        job: the model, the mode and the number of steps.
+        device: "cpu" or "cuda".
+        text: ``[length]``, token ids.
+        on_step: called after each step with the step's number, from 1, and its loss.
     """
     model = job.model(dtype=getattr(torch, job.dtype), device=device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
@@ -116,14 +133,30 @@ def train(
 
 
 def batch(text: Tensor, step: int, seq_length: int, batch_size: int) -> tuple[Tensor, Tensor]:
-    """Return the tokens and next tokens of one step, ``[batch_size, seq_length]`` each, the same on every rank."""
+    """Return the inputs and next-token targets of one step, the same on every rank.
+
+    Args:
+        text: ``[length]``, token ids.
+        step: the step's number, from 0; the pieces of text are drawn with a seed made from it.
+        seq_length: tokens of one sequence.
+        batch_size: sequences of the whole batch, all microbatches together.
+
+    Returns: tokens and targets, ``[batch_size, seq_length]`` each.
+    """
     starts = torch.randint(len(text) - seq_length, (batch_size,), generator=torch.Generator().manual_seed(SEED + step))
     pieces = text[starts.to(text.device).unsqueeze(1) + torch.arange(seq_length + 1, device=text.device)]
     return pieces[:, :-1], pieces[:, 1:]
 
 
 def training_step(model: GPT, optimizer: torch.optim.Optimizer, tokens: Tensor, targets: Tensor) -> float:
-    """Run one step on all microbatches, with the gradient's norm clipped to MAX_NORM, and return the mean loss."""
+    """Run one step on all microbatches, with the gradient's norm clipped to MAX_NORM, and return the mean loss.
+
+    Args:
+        model: the GPT, with this rank's shards.
+        optimizer: of the model's parameters.
+        tokens: ``[batch_size, s]``; they are split into NUM_MICROBATCHES microbatches.
+        targets: ``[batch_size, s]``, for each position the token that follows.
+    """
     optimizer.zero_grad()
     mean = 0.0
     for inputs, wanted in zip(tokens.chunk(NUM_MICROBATCHES), targets.chunk(NUM_MICROBATCHES)):
@@ -143,7 +176,10 @@ def training_step(model: GPT, optimizer: torch.optim.Optimizer, tokens: Tensor, 
 def gradient_norm(model: GPT) -> float:
     """Return the 2-norm of the unsharded model's gradient.
 
-    Sharded parameters are summed over the ranks; parameters that every rank has count once.
+    The squares of sharded parameters' gradients are summed over the ranks; parameters that every rank has count once.
+
+    Args:
+        model: the GPT after backward; every parameter has its .grad, already summed over the ranks where needed.
     """
     sharded = whole = next(model.parameters()).new_zeros((), dtype=torch.float64)
     for parameter in model.parameters():
@@ -161,7 +197,11 @@ def gradient_norm(model: GPT) -> float:
 def seed_dropouts(model: GPT, step: int) -> None:
     """Seed the random-number generators of the model's dropouts with the step's number.
 
-    So which elements a step drops depends only on its number, not on the steps before.
+    So which elements a step drops depends only on this number, and not on the steps before.
+
+    Args:
+        model: the GPT, with this rank's shards.
+        step: the step's number, from 0.
     """
     streams = next(layer.streams for layer in model.modules() if isinstance(layer, TransformerLayer))
     streams.replicated.manual_seed(child_seed(SEED, "dropout", step))

@@ -13,8 +13,15 @@ from actmem_course.others.allocator import CachingAllocator
 def measure_reserved(shape: ModelShape, batches: tuple[int, ...], device: str, dtype: torch.dtype) -> dict[str, Any]:
     """Run a layer with each microbatch size in turn, and replay the GPU's allocations in the model of the allocator.
 
-    Returns: the bytes reserved before, and a row for each size: the most bytes allocated so far and the bytes reserved
-        then, on the GPU and in the model. No rows on a CPU.
+    Args:
+        shape: the layer's sizes; the microbatch size is replaced.
+        batches: the microbatch sizes, in the order in which the layer runs with them.
+        device: "cpu" or "cuda".
+        dtype: of the weights and the input.
+
+    Returns: a dict with "reserved_before_bytes", the bytes reserved before the first run; and "rows", one for each
+        size, with the most bytes allocated so far and the bytes reserved after the run, on the GPU and in the model.
+        On a CPU there are no rows.
     """
     if device != "cuda":
         return {"rows": []}

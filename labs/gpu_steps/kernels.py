@@ -22,8 +22,15 @@ BACKENDS = {
 class Call(NamedTuple):
     """Sizes of one call of attention, on one rank and for one sequence.
 
-    heads: of Q.  key_heads: of K and V.  width: elements of one head's query and key; value_width: of its value.
-    tokens: of Q, and of K and V.
+    Attributes:
+        name: the call's name in the results, such as "llama3-8b".
+        heads: query heads.
+        key_heads: heads of K and V.
+        width: elements of one head's query, and of its key.
+        value_width: elements of one head's value.
+        tokens: how many queries there are, and how many keys.
+        causal: whether a query sees no later key.
+        dropout: the dropout's probability.
     """
 
     name: str
@@ -69,10 +76,17 @@ CALLS = (
 def measure_kernels(call: Call, device: str, dtype: torch.dtype) -> dict[str, Any]:
     """Find which kernel torch chooses for a call, and what each kernel saves beyond Q, K, V and its output.
 
-    Returns:
-        chosen, by_table: the kernel that torch ran, and the one that ``attention_kernel`` names.
-        kernels: for each kernel the bytes that it saved, and the predicted bytes, which are 4 bytes of log-sum-exp for
-            each query and head and the rows of ``attention_rows``; or "refused", torch's reason not to run the call.
+    Args:
+        call: the sizes of Q, K and V.
+        device: "cpu" or "cuda".
+        dtype: of Q, K and V.
+
+    Returns: a dict with these keys:
+        "chosen": the kernel that torch ran: "flash", "memory-efficient", "cuDNN" or "math".
+        "by_table": the kernel that ``attention_kernel`` predicts.
+        "kernels": for each kernel a dict with the bytes that it saved, and the predicted bytes, which are 4 bytes of
+            log-sum-exp for each query and head, and the rows of ``attention_rows``; or with the key "refused", torch's
+            reason not to run the call.
     """
     described = call.described(str(dtype).removeprefix("torch."))
     capability = torch.cuda.get_device_capability() if device == "cuda" else (9, 0)

@@ -25,12 +25,20 @@ def measure_layer_bytes(
 ) -> dict[str, Any]:
     """Count what one layer saves on this rank, in one configuration of Table 2.
 
-    Returns: bytes on the device.
-        predicted_bytes: by formula, with what the paper leaves out.
-        ledger_bytes: what autograd saved.
-        requested_bytes, allocated_bytes: what was requested from the allocator, and the blocks that it gave; None on a
-            CPU.
-        blocks: the number of blocks.  largest_rounding_bytes: the most that a block has beyond its tensor.
+    Args:
+        shape: the layer's sizes, unsharded.
+        configuration: a row of Table 2.
+        device: "cpu" or "cuda".
+        dtype: of the weights and the input.
+
+    Returns: a dict with the configuration's "configuration" (its name), "formula" and "tensor_parallel_size", and with
+        bytes on the device:
+        "predicted_bytes": by formula, with the tensors that the paper leaves out.
+        "ledger_bytes": what autograd saved.
+        "requested_bytes": what torch requested from the GPU's allocator; None on a CPU.
+        "allocated_bytes": the blocks that the allocator gave; None on a CPU.
+        "blocks": the number of these blocks; only on a GPU.
+        "largest_rounding_bytes": the most bytes by which a block is larger than its tensor; only on a GPU.
     """
     tp = TensorParallel()
     if configuration.tensor_parallel:

@@ -1,7 +1,7 @@
 """Models from other libraries, with random weights: for ``actmem record``, ``tape`` and ``plan``.
 
-Each function returns a model and its keyword arguments. Letters: s tokens, b sequences, h hidden size, a heads, k key
-and value heads, f width of the MLP, l layers, v words of the vocabulary.
+Each function returns a model, and the keyword arguments with which to call it. Letters: s tokens, b sequences, h hidden
+size, a heads, k key and value heads, f width of the MLP, l layers, v words of the vocabulary.
 """
 
 from typing import Any

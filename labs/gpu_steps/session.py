@@ -26,9 +26,12 @@ class Session:
     """Runs measurements one after the other, and writes all results so far to ``path`` after each.
 
     Args:
-        path: the JSON file; None keeps the results in memory.
+        path: the JSON file; None keeps the results in memory only.
         seconds: after so many seconds no further measurement starts.
-        say: prints one line of progress.
+        say: a function that prints one line of progress.
+
+    Attributes:
+        results: the results so far: "date", "machine", "skipped", and a list of results for each group of measurements.
     """
 
     def __init__(self, path: Path | None, seconds: float, say: Callable[[str], None]):
@@ -46,7 +49,13 @@ class Session:
         return time.monotonic() - self._started
 
     def step(self, group: str, name: str, measure: Callable[[], dict[str, Any]]) -> None:
-        """Append ``{"name": name, **measure()}`` to ``results[group]``; if that fails, note why."""
+        """Append ``{"name": name, **measure()}`` to ``results[group]``; if that fails, note why in "skipped".
+
+        Args:
+            group: the group of measurements, such as "table2".
+            name: the measurement's name in this group.
+            measure: runs the measurement, and returns its results.
+        """
         entries = self.results.setdefault(group, [])
         self.attempt(f"{group}: {name}", lambda: entries.append({"name": name, **measure()}))
 
@@ -54,7 +63,8 @@ class Session:
         """Call ``change``, which adds to the results; if it fails or there is no time left, note that as skipped.
 
         Args:
-            what: names the measurement, for progress and for the list of skipped ones.
+            what: the name of the measurement, for the line of progress and for the list of skipped measurements.
+            change: runs the measurement, and adds its results to ``results``.
         """
         self.say(f"{self.elapsed:6.1f} s  {what}")
         reason = NO_TIME
@@ -81,7 +91,7 @@ class Session:
 
 
 def machine() -> dict[str, Any]:
-    """Return what a reader needs to know of the machine: device, driver, versions of the software, commit."""
+    """Return facts about the machine by name: device, memory, driver, versions of software, commit of the course."""
     found: dict[str, Any] = {
         "device": "CPU",
         "torch": torch.__version__,

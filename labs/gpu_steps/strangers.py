@@ -35,7 +35,11 @@ PLAN_SIZES = {
 class Predictions:
     """Runs ``actmem record`` and ``plan`` in background processes, one for each prediction.
 
-    A training step is named as its row in the results is: the model's name, a space, and the sizes.
+    A training step has the name of its row in the results: the model's name, a space, and the sizes.
+
+    Args:
+        device: "cpu" or "cuda", for which ``record`` predicts.
+        memory_gib: the GPU's memory in GiB, for which ``plan`` predicts.
     """
 
     def __init__(self, device: str, memory_gib: float):
@@ -44,31 +48,45 @@ class Predictions:
         self._running: dict[tuple[str, str], subprocess.Popen] = {}
 
     def start_record(self, name: str, sizes: str) -> None:
-        """Start ``record``, which finds the peak of a step with optimizer states, on fake tensors."""
+        """Start ``record``, which finds the peak of a step with optimizer states, on fake tensors.
+
+        Args:
+            name: the model, a function in models.py, such as "llama_1b".
+            sizes: the model's sizes, such as "s=4096,b=2".
+        """
         options = ("--step", "--fake", "--device", self.device, "--dtype", "bfloat16", "--at", sizes)
         self._start("record_fake", f"{name} {sizes}", "record", f"{MODELS}:{name}", *options)
 
     def start_plan(self, name: str, sizes: str) -> None:
-        """Start ``plan``, which predicts the peak of a step on one GPU from runs of a tiny model."""
+        """Start ``plan``, which predicts the peak of a step on one GPU from runs of a tiny model.
+
+        Args:
+            name: the model, a function in models.py, such as "llama_1b".
+            sizes: the model's sizes, such as "s=4096,b=2"; sizes that are left out are taken from PLAN_SIZES.
+        """
         own = "" if "h=" in sizes else f",{PLAN_SIZES[name]}"
         options = ("--at", f"{sizes}{own}", "--memory", f"{self.memory_gib:.0f}")
         self._start("plan", f"{name} {sizes}", "plan", f"{MODELS}:{name}", *options)
 
     def about(self, step: str) -> list[str]:
-        """Return which predictions were started for a step: "record_fake", "plan" or both."""
+        """Return which predictions were started for a step: "record_fake", "plan" or both.
+
+        Args:
+            step: the step's name, such as "llama_1b s=4096,b=2".
+        """
         return [kind for kind, of in self._running if of == step]
 
     def add_to(self, row: dict[str, Any], kind: str, timeout: float) -> None:
         """Wait for a prediction and put it into the results' row of its step.
 
         Args:
-            row: a row as ``Session.step`` makes it.
-            kind: "record_fake" or "plan"; also the key in the row.
+            row: the step's row, a dict with the step's name as "name"; it is changed.
+            kind: the prediction, "record_fake" or "plan", which is also its key in the row.
             timeout: seconds to wait at most.
 
         Raises:
             TimeoutError: the prediction is not ready in time.
-            RuntimeError: its process failed; the message is the process's last line.
+            RuntimeError: the prediction's process failed; the message is the last line that the process printed.
         """
         process = self._running[kind, row["name"]]
         try:
@@ -103,10 +121,17 @@ class Predictions:
 def measure_real_step(name: str, sizes: str, device: str) -> dict[str, Any]:
     """Run two plain training steps with AdamW on a GPU, and measure the second, which has optimizer states.
 
-    Returns: bytes by the allocator; on a CPU only sizes and parameters.
-        before_bytes: between steps.
-        peak_bytes: the peak of forward and backward.  step_peak_bytes: of the whole step, with the optimizer's.
-        cublas_bytes: cuBLAS's workspaces.  memory_reserved: the most that the allocator reserved.
+    Args:
+        name: the model, a function in models.py, such as "llama_1b".
+        sizes: the model's sizes, such as "s=4096,b=2".
+        device: "cpu" or "cuda".
+
+    Returns: a dict with "sizes" and "parameters" (how many the model has), and on a GPU with bytes by the allocator:
+        "before_bytes": allocated before the step.
+        "peak_bytes": the peak of forward and backward.
+        "step_peak_bytes": the peak of forward, backward and the optimizer's step.
+        "cublas_bytes": cuBLAS's workspaces.
+        "memory_reserved": the most bytes that the allocator reserved.
     """
     from gpu_steps.models import FACTORIES
 

@@ -18,11 +18,17 @@ from actmem_course.ranks import Ranks
 def measure_modes(shape: ModelShape, ranks: Ranks, dtype: torch.dtype, rounds: int) -> dict[str, Any]:
     """Time one layer under sequence parallelism in every mode of recomputation, and its matmuls alone, in turns.
 
-    Returns:
-        rows: one for each mode and one for the matmuls: median seconds, the overhead over no recomputation, and the
-            FLOPs that the mode adds, as a share.
-        matmul_share: the seconds of the matmuls alone divided by the layer's without recomputation.
-        matmul_flops: of the matmuls alone, forward and backward, on this rank.
+    Args:
+        shape: the layer's sizes, unsharded.
+        ranks: this rank, with the number of ranks and the device.
+        dtype: of the weights and the input.
+        rounds: how many rounds are timed.
+
+    Returns: a dict with these keys:
+        "rows": one for each mode and one for the matmuls alone: median seconds, the overhead over no recomputation,
+            and the FLOPs that the mode adds, as a share.
+        "matmul_share": the seconds of the matmuls alone, divided by those of the layer without recomputation.
+        "matmul_flops": the FLOPs of the matmuls alone, forward and backward, on this rank.
     """
     modes = ("none", "selective", "elementwise", "full")
     work: dict[str, Work] = {
@@ -48,7 +54,12 @@ def measure_modes(shape: ModelShape, ranks: Ranks, dtype: torch.dtype, rounds: i
 def matmuls_alone(shape: ModelShape, ranks: Ranks, dtype: torch.dtype) -> Work:
     """Return ``Work``, code to be timed, that runs only the matmuls of a layer on one rank.
 
-    There are six in forward and twelve in backward.  Their operands are random tensors of the layer's shapes.
+    There are six matmuls in forward and twelve in backward.  Their operands are random tensors of the layer's shapes.
+
+    Args:
+        shape: the layer's sizes, unsharded.
+        ranks: this rank, with the number of ranks, t, and the device.
+        dtype: of the operands.
     """
     a, b, h, s = shape.letters()
     t = ranks.size
@@ -86,8 +97,12 @@ def matmul_rate(device: str, size: int, rounds: int, dtype: torch.dtype = torch.
     """Measure a GPU's peak rates: the FLOPs per second of a square matmul, and the bytes per second of a copy.
 
     Args:
+        device: "cpu" or "cuda".
         size: rows and columns of the matrices.
-        rounds: how often each is run; the result is the median.
+        rounds: how often the matmul and the copy are run; the result is the median.
+        dtype: of the matrices; the copied tensor has float32.
+
+    Returns: "size", "flops_per_second", and "copy_bytes_per_second", which counts bytes read and bytes written.
     """
     x, y = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     big = torch.randn(size * size // 2, device=device, dtype=torch.float32)

@@ -1,7 +1,8 @@
 """The memory wall: train one rank of the 22B model for two steps with no more memory than the paper's GPU has.
 
-Weights, gradients, Adam's states and every layer's activations are real, and the planner predicts their bytes.  If it
-predicts more than the GPU has, torch should run out of memory.  With each technique of the paper less memory is needed.
+Weights, gradients, Adam's states and every layer's activations are real, and the planner (``actmem plan``) predicts
+their bytes.  If it predicts more than the GPU has, torch should run out of memory.  With each technique of the paper
+less memory is needed.
 """
 
 import re
@@ -39,18 +40,25 @@ def climb(
     """Train this rank's part of the model for two steps, with at most ``budget_bytes`` of the GPU.
 
     Args:
-        shape: the whole model.
+        shape: the model's sizes, unsharded.
         tensor: whether the ranks of the process group share the layers by tensor parallelism.
         sequence: whether they also use sequence parallelism.
-        recompute: the mode of recomputation.
-        curve: also return the allocated bytes over the second step's time.
+        recompute: what backward recomputes: "none", "selective", "elementwise" or "full".
+        device: "cpu" or "cuda".
+        budget_bytes: the most bytes of the GPU's memory that torch may take.
+        curve: whether to return also the allocated bytes over the second step's time.
 
-    Returns: bytes, measured only if the steps fit and the device is a GPU.
-        predicted_bytes, predicted_parts: the planner's prediction of the peak, and its parts by name.
-        out_of_memory: when torch ran out of memory, and its message; "" if it didn't.
-        static_bytes: allocated before the second step.  peak_bytes: the most in its forward and backward.
-        made_last: the last 40 blocks allocated before the peak: bytes, forward or backward, and lines of code.
-        unbilled: what is allocated between steps and in no prediction, by name.
+    Returns: a dict with these keys; measured values are None or left out unless the device is a GPU and the steps fit:
+        "budget_bytes": the argument.
+        "predicted_bytes", "predicted_parts": the planner's prediction of the peak, and its parts by name.
+        "out_of_memory": at which moment torch ran out of memory, and its message; "" if it didn't.
+        "static_bytes": bytes allocated before the second step.
+        "peak_bytes", "optimizer_peak_bytes": the most bytes allocated in the second step's forward and backward, and in
+            the optimizer's step.
+        "reserved_bytes", "forward_backward_seconds": bytes that the allocator had reserved by then, and the time.
+        "made_last": of the blocks alive at the peak the 40 made last: bytes, forward or backward, and lines of code.
+        "unbilled": the bytes, by name, of what is allocated between steps and is in no prediction.
+        "curve": with ``curve``: pairs of the milliseconds since the step began and the bytes allocated then.
     """
     tp = tensor_parallel(sequence_parallel=sequence) if tensor else TensorParallel()
     layout = Parallel(tp.size, sequence, micro_batch_size=shape.micro_batch_size)

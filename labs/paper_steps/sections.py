@@ -28,11 +28,20 @@ Number = int | float | Fraction
 class PaperEntry:
     """One number of the paper beside the number that we predict and the one that we measure.
 
-    section, model, quantity, unit: what the number is.
-    paper: the number that the paper prints, or that a formula in it gives; None if it gives no number.
-    ours_formula: what we predict.  extra: what we predict besides, and the paper doesn't count.
-    measured: None if nothing was measured.  disagreement: which tensors differ; "" if none does.
-    pipeline_rank: the rank, in figure 9.  note: one line for the reader.
+    Attributes:
+        section: the part of the paper, a key of SECTIONS in measure_paper.py, such as "table2".
+        model: the paper's model, such as "175B"; in the section "disagreements" the label of the number.
+        quantity: what the number says, such as "parameters on rank 0".
+        unit: such as "bytes" or "%"; "" for a plain number.
+        paper: the number that the paper prints, or that a formula in it gives; a text if the paper has no number there;
+            None if it says nothing.
+        ours_formula: the number that we predict, without ``extra``; None if we predict none.
+        extra: bytes of the tensors that we predict and the paper doesn't count.
+        measured: the measured number; None if nothing was measured.
+        disagreement: lines of text that list the tensors whose measured bytes differ from the prediction; "" if none
+            does.
+        pipeline_rank: in figure 9, the number of the pipeline rank; else None.
+        note: one line that is printed for the reader; "" for none.
     """
 
     section: str
@@ -54,12 +63,12 @@ class PaperEntry:
 
     @property
     def printed(self) -> Number | None:
-        """The paper's number; None if the paper prints a text there, or nothing."""
+        """The field ``paper`` if it is a number; None if it is a text or None."""
         return self.paper if isinstance(self.paper, Number) else None
 
     @property
     def difference_from_paper(self) -> Number | None:
-        """What we predict minus what the paper prints; None if one of them is missing."""
+        """Our predicted number minus the paper's number; None if one of the two is missing."""
         if self.ours_formula is None or self.printed is None:
             return None
         # A printed number is a decimal, and a difference of decimals is read as one.
@@ -94,7 +103,13 @@ _FIGURE7_PRINTED = {_BOTH: paper.FIGURE7_BOTH_PERCENT_BELOW, "full": paper.FIGUR
 
 @cache
 def measure_layer(name: str) -> list[dict[str, Any]]:
-    """Measure Table 2 for one layer of a paper model, on one emulated rank of its t; a row for each configuration."""
+    """Measure Table 2 for one layer of a paper model, on one emulated rank of its t.
+
+    Args:
+        name: the model's name in ``PAPER_MODELS``, such as "175B".
+
+    Returns: for each configuration of the table the dict that ``measure_table2.measure`` returns.
+    """
     model = PAPER_MODELS[name]
     t = model.parallel.tensor_parallel_size
     with emulated_rank(t):
@@ -106,10 +121,10 @@ def table2(name: str) -> list[PaperEntry]:
     """Compare the paper's table 2 with our numbers, for one layer of a paper model on one emulated rank.
 
     Args:
-        name: the model's name in ``PAPER_MODELS``.
+        name: the model's name in ``PAPER_MODELS``, such as "175B".
 
-    Returns: an entry for each configuration, in bytes: by the paper's formula; by our prediction, tensor by tensor (and
-        apart from it the tensors that the paper leaves out); and measured.
+    Returns: an entry for each configuration, in bytes: ``paper`` by the paper's formula, ``ours_formula`` and ``extra``
+        by our sum over tensors, and ``measured``.
     """
     shape, t = PAPER_MODELS[name].shape, PAPER_MODELS[name].parallel.tensor_parallel_size
     return [
@@ -122,6 +137,14 @@ def table2(name: str) -> list[PaperEntry]:
 
 
 def stage_entry(section: str, quantity: str, stage: PaperStage, **more) -> PaperEntry:
+    """Make the entry with the predicted and the measured bytes of one pipeline rank.
+
+    Args:
+        section: the part of the paper, such as "figure7".
+        quantity: what the number says, such as "rank 0".
+        stage: the model, the configuration and the pipeline rank.
+        more: further fields of ``PaperEntry``, by name.
+    """
     predicted, extra, measured = stage.rows(), stage.extra_rows(), paper_models.measure_paper_stage(stage)
     comparison = compare(predicted + extra, measured)
     return PaperEntry(
@@ -134,6 +157,9 @@ def figure1(name: str) -> list[PaperEntry]:
     """Return figure 1's entries: the memory of a GPU of the first stage.
 
     They are the training states, the activations without and with the paper's techniques, and the two sums.
+
+    Args:
+        name: the model's name in ``PAPER_MODELS``, such as "175B".
     """
     model, (_, counted) = PAPER_MODELS[name], paper_models.count_parameters(name)
     predicted = total(state_rows(model.shape, model.parallel, adam=_ADAM))
@@ -157,8 +183,12 @@ def figure1(name: str) -> list[PaperEntry]:
 
 
 def figure7(name: str) -> list[PaperEntry]:
-    """Return figure 7's entries: first-stage bytes in five configurations, and each in percent of the tensor-parallel
-    one.
+    """Return figure 7's entries: bytes of the first stage in five configurations, and their shares.
+
+    A share is in percent of the bytes with tensor parallelism alone.
+
+    Args:
+        name: the model's name in ``PAPER_MODELS``, such as "175B".
     """
     entries = [_first_stage(PaperStage(name, configuration)) for configuration in STAGE_CONFIGURATIONS]
     for configuration in STAGE_CONFIGURATIONS:
@@ -199,8 +229,13 @@ def _paper_bytes(stage: PaperStage) -> int:
 
 
 def figure9(name: str) -> list[PaperEntry]:
-    """Return figure 9's entries: bytes on every pipeline rank, with sequence parallelism and selective recomputation,
-    and the bytes of stages' outputs if they were not freed.
+    """Return figure 9's entries, for sequence parallelism and selective recomputation.
+
+    For every pipeline rank these are the bytes that it saves, and the bytes that it would hold in addition if it did
+    not free the stage's outputs after sending them (appendix B).
+
+    Args:
+        name: the model's name in ``PAPER_MODELS``, such as "530B".
     """
     first, entries = PaperStage(name, _BOTH), []
     shape, parallel, n = first.model.shape, first.parallel, first.num_microbatches
@@ -245,7 +280,11 @@ _WAYS = (
 
 
 def table3(name: str) -> list[PaperEntry]:
-    """Return table 3's entries: the number of devices, and the parameters of a GPT of these sizes."""
+    """Return table 3's entries: the number of GPUs, and the parameters of a GPT of these sizes.
+
+    Args:
+        name: the model's name in ``PAPER_MODELS``, such as "175B".
+    """
     model, (whole, first_rank) = PAPER_MODELS[name], paper_models.count_parameters(name)
     predicted, named = num_parameters(model.shape), _NAMED_PARAMETERS[name]
     per_rank = sum(parameter_counts(model.shape, model.parallel).values())
@@ -258,7 +297,11 @@ def table3(name: str) -> list[PaperEntry]:
 
 
 def table4(name: str) -> list[PaperEntry]:
-    """Return table 4's entries: overheads of one 22B layer in percent, as printed and from the printed milliseconds."""
+    """Return table 4's entries: overheads of one layer in percent, as printed and from the printed milliseconds.
+
+    Args:
+        name: "22B", the only model that table 4 is about.
+    """
     base = paper.TABLE4["baseline, no recompute"]
     entries = []
     for row, time in paper.TABLE4.items():
@@ -271,7 +314,10 @@ def table4(name: str) -> list[PaperEntry]:
 def table5(name: str) -> list[PaperEntry]:
     """Return table 5's entries: throughput gain, MFU and HFU, as printed and computed from the printed times.
 
-    MFU is computed from counted FLOPs too.
+    MFU is computed from counted FLOPs, too.
+
+    Args:
+        name: the model's name in ``PAPER_MODELS``, such as "175B".
     """
     model, time, percent = PAPER_MODELS[name], paper.TABLE5[name], partial(paper.percent_of_peak, name)
     full, both = time.full_recompute_seconds, time.seconds
@@ -294,7 +340,11 @@ def table5(name: str) -> list[PaperEntry]:
 
 
 def flops(name: str) -> list[PaperEntry]:
-    """Return entries for the FLOPs of one iteration in every mode of recomputation, and the MFU and HFU from these."""
+    """Return entries for the FLOPs of one iteration in every mode of recomputation, and the MFU and HFU from these.
+
+    Args:
+        name: the model's name in ``PAPER_MODELS``, such as "175B".
+    """
     model, time, percent = PAPER_MODELS[name], paper.TABLE5[name], partial(paper.percent_of_peak, name)
     sizes = model.shape, model.global_batch_size
     printed = {"none": eq7(*sizes), "selective": eq8(*sizes), "paper-selective": eq8(*sizes)}
@@ -319,8 +369,10 @@ def flops(name: str) -> list[PaperEntry]:
 def disagreement_entries(name: str) -> list[PaperEntry]:
     """Return entries for the places where the paper doesn't agree with itself (``others.disagreements``).
 
-    Each has a number that we computed again, and what the paper prints there. ``name`` is not used: the places are not
-    about one model.
+    Each entry has a number that we computed again, and what the paper prints there.
+
+    Args:
+        name: not used, because these places are not about one model; all sections' functions have this argument.
     """
     return [
         PaperEntry("disagreements", value.label, found.where, value.unit, found.printed, value.value, note=found.why)

@@ -62,7 +62,12 @@ FIGURE9 = "Figure 9: bytes on pipeline ranks with both methods; outputs: more if
 
 
 def parts_of(section: str, entries: Entries) -> list[RenderableType]:
-    """Return what to print for one section: tables, and the lines below them."""
+    """Return what to print for one section: tables, and the lines below them.
+
+    Args:
+        section: the part of the paper, a key of SECTIONS in measure_paper.py, such as "table2".
+        entries: all entries of this section, of all models.
+    """
     if not entries:
         about = {
             "table4": "Table 4 is about the 22B model only.",
@@ -96,8 +101,12 @@ def parts_of(section: str, entries: Entries) -> list[RenderableType]:
 def figure9_parts(name: str, entries: Entries) -> list[RenderableType]:
     """Return what to print for one model in figure 9.
 
-    These are a table of some pipeline ranks, a line on how the bytes fall from rank to rank, and one on what freeing
-    outputs saves.
+    These are a table of some pipeline ranks, a line that says by how many bytes one rank holds less than the rank
+    before, and a line that says how many bytes freeing outputs saves on rank 0.
+
+    Args:
+        name: the model's name, such as "530B".
+        entries: all entries of figure 9, of all models.
     """
     own = [entry for entry in entries if entry.model == name]
     by_rank = [entry for entry in own if entry.quantity.startswith("rank")]
@@ -117,22 +126,37 @@ def figure9_parts(name: str, entries: Entries) -> list[RenderableType]:
 
 
 def bytes_table(title: str, entries: Entries, headings: Mapping[str, str] = SIZES) -> Group:
-    """Make a table of bytes: predicted, extra (predicted, but not counted by the paper), measured, and the difference.
+    """Make tables of bytes, one for each model, with a line for each entry.
 
-    Below each name, in grey, stands the paper's formula or claim, with its number.
+    The columns are predicted, extra (predicted, but not counted by the paper), measured, and measured minus both
+    predicted ones.  Below a line, in grey, is the entry's note (the paper's formula or claim) with the paper's number.
+
+    Args:
+        title: the line above all tables.
+        entries: the entries to show, with bytes as their unit.
+        headings: the line above a model's table, by the model's name.
     """
     lines = [[entry.quantity, *counted(entry)] for entry in entries]
     return paper_table(title, ["", "predicted", "extra", "measured", "diff."], entries, lines, headings, notes=True)
 
 
 def counted(entry: PaperEntry) -> list[str]:
-    """Return an entry's cells for ``bytes_table``: predicted, extra, measured, difference; "" where there is none."""
+    """Return an entry's cells for ``bytes_table``: predicted, extra, measured, difference; "" for a missing number."""
     extra = None if entry.measured is None else entry.extra
     return [whole(number) for number in (entry.ours_formula, extra, entry.measured, entry.difference)]
 
 
 def percent_table(title: str, entries: Entries, headings: Mapping[str, str] = NAMES) -> Group:
-    """Make a table of percentages: printed in the paper, by formula, measured, and ours minus printed, in points."""
+    """Make tables of percentages, one for each model, with a line for each entry.
+
+    The columns are the number that the paper prints, ours by formula, measured, and by formula minus printed, in
+    percentage points.
+
+    Args:
+        title: the line above all tables.
+        entries: the entries to show, with "%" as their unit.
+        headings: the line above a model's table, by the model's name.
+    """
     lines = []
     for entry in entries:
         ours = ("" if number is None else f"{float(number):.2f}" for number in (entry.ours_formula, entry.measured))
@@ -142,7 +166,13 @@ def percent_table(title: str, entries: Entries, headings: Mapping[str, str] = NA
 
 
 def flops_table(title: str, entries: Entries, headings: Mapping[str, str] = BATCHES) -> Group:
-    """Make a table of FLOPs in units of 10¹⁵; its column of differences is in single FLOPs."""
+    """Make tables of FLOPs in units of 10¹⁵, one for each model; their column of differences is in single FLOPs.
+
+    Args:
+        title: the line above all tables.
+        entries: the entries to show, with "FLOPs" as their unit.
+        headings: the line above a model's table, by the model's name.
+    """
     lines = []
     for entry in entries:
         found = (entry.printed, entry.ours_formula, entry.measured)
@@ -152,9 +182,15 @@ def flops_table(title: str, entries: Entries, headings: Mapping[str, str] = BATC
 
 
 def ranks_table(title: str, entries: Entries, outputs: Mapping[int, int], headings: Mapping[str, str] = SIZES) -> Group:
-    """Make figure 9's table: the bytes of pipeline ranks, and the bytes that outputs would add if not freed.
+    """Make figure 9's table: for each pipeline rank the bytes that it saves, and the bytes of its stage's outputs.
 
-    outputs: for each pipeline rank the bytes of its outputs.
+    The rank would hold the outputs in addition if it did not free them after sending them (appendix B).
+
+    Args:
+        title: the line above the table.
+        entries: for each line of the table, the entry with the bytes that the rank saves.
+        outputs: bytes of the stage's outputs, by the number of the pipeline rank.
+        headings: the line above a model's table, by the model's name.
     """
     lines = [[entry.quantity, *counted(entry), whole(outputs[entry.pipeline_rank or 0])] for entry in entries]
     header = ["", "predicted", "extra", "measured", "diff.", "outputs"]
@@ -172,12 +208,12 @@ def paper_table(
     """Make a table for each of the paper's models, all below one title; columns without any entry are left out.
 
     Args:
-        title: the title.
+        title: the line above all tables.
         header: the columns' headings.
-        entries: the numbers that are shown; red if measured and predicted differ.
-        lines: the cells of each entry's line.
-        headings: by the model's name, the heading of its table.
-        notes: whether each entry's note, with the number that the paper prints, is a line below it.
+        entries: one for each line; the line is red if measured and predicted number differ.
+        lines: the cells of each entry's line, in the order of ``header``.
+        headings: the line above a model's table, by the model's name.
+        notes: whether a line below each entry's shows the entry's note, with the number that the paper prints.
     """
     used = [i for i in range(1, len(header)) if any(line[i] for line in lines)]
     parts: list[Text | Table] = [Text(title, style="bold")]
@@ -199,7 +235,12 @@ def whole(number: Number | None) -> str:
 
 
 def disagreements_list(title: str, found: Iterable[Disagreement]) -> Group:
-    """Return a list of the places where the paper doesn't agree with itself, a few lines for each."""
+    """Return a list, to be printed, of the places where the paper doesn't agree with itself, a few lines for each.
+
+    Args:
+        title: the line above the list.
+        found: the places, from ``disagreements()``.
+    """
     parts: list[Text | Table] = [Text(title, style="bold")]
     for place in found:
         parts.append(Text(f"\n{place.where}", style="bold"))

@@ -19,7 +19,12 @@ ELEMENT_BYTES = (2, 4, 8)
 
 
 class ConfigError(ValueError):
-    """A size breaks a rule.  The message is one line: the argument, its value, the rule."""
+    """Error: an argument breaks a rule.  Its message is one line, such as "num_layers: must be at least 1, got 0".
+
+    Args:
+        argument: the name of the argument.
+        rule: the rule and the value that breaks it.
+    """
 
     def __init__(self, argument: str, rule: str):
         self.argument, self.rule = argument, rule
@@ -34,8 +39,11 @@ def check_size(argument: str, value: object, largest: float = LARGEST_SIZE, leas
 
     Args:
         argument: the argument's name, for the error message.
+        value: the size to check.
+        largest: the largest size that is allowed.
+        least: the smallest size that is allowed.
 
-    Raises: ConfigError on any other value.
+    Raises: ConfigError on any other value; a bool is no integer here.
     """
     if isinstance(value, bool) or not isinstance(value, int):
         raise ConfigError(argument, f"must be a whole number, got {shown(value)}")
@@ -47,20 +55,37 @@ def check_size(argument: str, value: object, largest: float = LARGEST_SIZE, leas
 
 
 def check_sizes(**sizes: object) -> None:
-    """Raise ConfigError unless every value is a whole number of at least 1; the message names the bad keyword."""
+    """Raise ConfigError unless every keyword's value is a whole number of at least 1; the message names the keyword.
+
+    Args:
+        sizes: the sizes to check, such as ``hidden_size=4096``.
+    """
     for argument, value in sizes.items():
         check_size(argument, value)
 
 
 def check_divides(argument: str, value: int, divisor_name: str, divisor: int) -> int:
-    """Return ``value // divisor``; if there is a remainder, raise a ConfigError that names ``argument``."""
+    """Return ``value // divisor``; raise ConfigError if the division leaves a remainder.
+
+    Args:
+        argument: the name of ``value`` in the error message, such as "hidden_size".
+        value: the size to divide.
+        divisor_name: the name of ``divisor`` in the error message.
+        divisor: the size by which to divide.
+    """
     if value % divisor:
         raise ConfigError(argument, f"{value} must be divisible by {divisor_name} = {divisor}")
     return value // divisor
 
 
 def check_choice(argument: str, value: object, choices: Iterable) -> None:
-    """Raise ConfigError if ``value`` is none of ``choices``; the message names ``argument``."""
+    """Raise ConfigError unless ``value`` equals one of ``choices`` and has its type (True is not 1 here).
+
+    Args:
+        argument: the name of ``value`` in the error message.
+        value: the value to check.
+        choices: all values that are allowed.
+    """
     choices = tuple(choices)
     if not any(type(value) is type(choice) and value == choice for choice in choices):
         raise ConfigError(argument, f"must be one of {', '.join(map(str, choices))}, got {shown(value)}")
@@ -76,14 +101,23 @@ def shown(value: object) -> str:
 
 
 def padded_vocab_size(vocab_size: int, tensor_parallel_size: int, multiple: int = 128) -> int:
-    """Round a vocabulary size up to the next multiple of ``multiple`` · t, so that t ranks can share it evenly."""
+    """Return a vocabulary size rounded up, so that t = ``tensor_parallel_size`` ranks can share it evenly.
+
+    Args:
+        vocab_size: words of the vocabulary.
+        tensor_parallel_size: t.
+        multiple: the result is a multiple of this number · t.
+    """
     check_sizes(vocab_size=vocab_size, tensor_parallel_size=tensor_parallel_size, multiple=multiple)
     unit = multiple * tensor_parallel_size
     return -(-vocab_size // unit) * unit
 
 
 def check_vocab_size(vocab_size: int, tensor_parallel_size: int) -> int:
-    """Return the words on one rank, vocab_size / t; if t does not divide it, raise a ConfigError with a padded size."""
+    """Return how many words one of t = ``tensor_parallel_size`` ranks holds: ``vocab_size`` / t.
+
+    Raises: ConfigError if t does not divide ``vocab_size``; the message names a padded size that t divides.
+    """
     v, t = check_size("vocab_size", vocab_size), check_size("tensor_parallel_size", tensor_parallel_size)
     if v % t:
         offer = f"padded_vocab_size({v}, {t}) = {padded_vocab_size(v, t)} is; the loss takes vocab_size={v}"
@@ -103,7 +137,8 @@ class ModelShape:
         num_layers: L, layers of the whole model.
         vocab_size: v, words of the vocabulary.
 
-    Raises: ConfigError on a size that no layer can have.
+    Raises: ConfigError on a size that is no whole number of at least 1, if a does not divide h, or if one tensor would
+        have more than 2^59 elements.
     """
 
     seq_length: int
@@ -143,7 +178,7 @@ class ModelShape:
         return self.num_attention_heads, self.micro_batch_size, self.hidden_size, self.seq_length
 
     def with_sizes(self, **sizes: int) -> ModelShape:
-        """Return a copy with the named sizes changed; the copy is checked like a new shape."""
+        """Return a copy with the named sizes changed, as in ``seq_length=4096``; it is checked like a new shape."""
         return replace(self, **sizes)
 
 
@@ -173,7 +208,8 @@ class Parallel:
     Formulas of the paper's layers and stages read only t, p, m and ``sequence_parallel``; those of Llama's layers also
     read context_parallel_size and expert_parallel_size.
 
-    Raises: ConfigError on a bad size.
+    Raises: ConfigError on a size that is no whole number of at least 1 or is too large, on another ``zero_stage``, and
+        on sizes that contradict each other, such as several model chunks on one pipeline rank.
     """
 
     tensor_parallel_size: int = 1
@@ -230,7 +266,8 @@ class Parallel:
         """A copy that keeps only the sizes on which one layer's tensors depend, as a cache key for the planner.
 
         It keeps t, ``sequence_parallel``, b, and the context- and expert-parallel sizes. Every other size gets its
-        default. So layouts that differ only in the others have equal copies, and a layer is computed once for them.
+        default. So layouts that differ only in those other sizes have equal copies, and a layer is computed once for
+        all of them.
         """
         c, experts = self.context_parallel_size, self.expert_parallel_size
         return _axes(self.tensor_parallel_size, self.sequence_parallel, 1, 1, self.micro_batch_size, c, experts)
@@ -243,17 +280,20 @@ class Parallel:
 
     @property
     def replicas(self) -> int:
-        """Number of ranks that hold the same weights: data · context. ZeRO splits its states among them."""
+        """Number of ranks that hold the same weights: data · context parallel size.
+
+        ZeRO divides optimizer states, and depending on ``zero_stage`` gradients and weights, among these ranks.
+        """
         return self.data_parallel_size * self.context_parallel_size
 
     @property
     def expert_ranks(self) -> int:
-        """Number of ranks that share the experts."""
+        """Number of ranks that share the experts: ``expert_parallel_size``, or t if that is None."""
         return self.expert_parallel_size or self.tensor_parallel_size
 
     @property
     def expert_replicas(self) -> int:
-        """Number of ranks that hold the same experts."""
+        """Number of ranks that hold copies of the same experts: data · context · t / ``expert_ranks``."""
         return self.replicas * self.tensor_parallel_size // self.expert_ranks
 
     def num_microbatches(self, global_batch_size: int) -> int:
@@ -285,6 +325,10 @@ def check_layer(shape: ModelShape, parallel: Parallel) -> None:
 
     t must divide a (a head is never split) and, under sequence parallelism, s. As a divides h, t then divides h and 4h
     too. The paper's layer has no context parallelism.
+
+    Args:
+        shape: the sizes of the layer.
+        parallel: how the ranks share the layer; t, ``sequence_parallel`` and ``context_parallel_size`` are read.
     """
     t, c = parallel.tensor_parallel_size, parallel.context_parallel_size
     if c > 1:
@@ -296,7 +340,14 @@ def check_layer(shape: ModelShape, parallel: Parallel) -> None:
 
 @dataclass(frozen=True)
 class PaperModel:
-    """One row of 2205.05198 table 3: the shape, the parallel sizes, and the global batch in sequences."""
+    """One row of 2205.05198 table 3: a model, and how the paper trains it.
+
+    Attributes:
+        name: "22B", "175B", "530B" or "1T".
+        shape: the sizes of the model, with the microbatch.
+        parallel: tensor, sequence and pipeline parallelism.
+        global_batch_size: sequences of one step on all ranks together.
+    """
 
     name: str
     shape: ModelShape
@@ -331,6 +382,12 @@ TINY = ModelShape(
 
 
 def model_shape(model: str) -> ModelShape:
-    """Return the shape of ``tiny`` or of one of the paper's models; raise ConfigError on another name."""
+    """Return the sizes of a model by its name.
+
+    Args:
+        model: "tiny" for ``TINY``, or the name of one of the paper's models: "22B", "175B", "530B" or "1T".
+
+    Raises: ConfigError on another name.
+    """
     check_choice("model", model, ("tiny", *PAPER_MODELS))
     return TINY if model == "tiny" else PAPER_MODELS[model].shape

@@ -54,13 +54,13 @@ class Store(Protocol):
 
 
 def store_of_each(actions: Mapping[str, str], stores: Mapping[str, Store]) -> dict[str, Store]:
-    """Find the store into which each tensor goes.
+    """Return the store into which each stored tensor of a layer goes.
 
     Args:
-        actions: from ``LayerTerms.stored``: for each tensor's name what is done with it, such as "offload".
-        stores: for each such action the Store that does it.
+        actions: a dict from tensors' names to "offload" or "compress", as ``LayerTerms.stored`` returns it.
+        stores: a dict from these actions to the Store that does each, such as ``{"offload": HostMemory()}``.
 
-    Returns: for each tensor's name its store.
+    Returns: a dict from tensors' names to stores.
     Raises: ConfigError on an action without a store.
     """
     for action in actions.values():
@@ -69,9 +69,9 @@ def store_of_each(actions: Mapping[str, str], stores: Mapping[str, Store]) -> di
     return {term: stores[action] for term, action in actions.items()}
 
 
-#: Functions that are told of every tensor that a layer names.  Each is called with the names, with the tensors, and
-#: with a name for whatever else autograd has saved since the previous call that got none ("": nothing else was saved).
-#: A ledger adds itself while it records.
+#: Functions that are told of every tensor that a layer names.  Each is called with three arguments: a tuple of names,
+#: the tuple of their tensors, and ``also``, one name for all unnamed tensors that autograd has saved since the previous
+#: call ("" if there are none).  A ledger adds its own function to this list while it records.
 NAME_READERS: list[Callable[[tuple[str, ...], tuple[Tensor, ...], str], None]] = []
 
 
@@ -125,7 +125,14 @@ class NamedForward:
             self._inputs.clear()
 
     def input(self, name: str, tensor: Tensor) -> Tensor:
-        """Name an input of the layer, and return it. It is saved if a dropped tensor is recomputed from it."""
+        """Name an input of the layer, and return it.
+
+        The input is saved for backward if a dropped tensor is recomputed from it.
+
+        Args:
+            name: the input's name, such as "layer-norm 1 input".
+            tensor: the input.
+        """
         for tell in NAME_READERS:
             tell((name,), (tensor,), "")
         if self.dropped:
@@ -137,8 +144,11 @@ class NamedForward:
         """Return ``function(*sources)`` and note this call as the recipe of the result.
 
         Args:
-            names: the result's name, or one name for each of several results.
-            also: the name of what ``function`` saves besides sources, results and weights, such as a norm's statistics.
+            names: the result's name, or a tuple with one name for each of several results.
+            function: computes the result, a tensor or a tuple of tensors; backward may call it again.
+            sources: its arguments. Each tensor among them must have a name already, from ``input`` or from such a call.
+            also: the name of what ``function`` saves besides sources, results and weights, such as a norm's statistics;
+                "" if it saves nothing else.
         """
         values = function(*sources)
         return self.add(names, values, function, *sources, also=also)
@@ -149,8 +159,10 @@ class NamedForward:
         Args:
             names: the tensor's name, or a tuple of names.
             values: the tensor, or a tuple of tensors, one for each name.
-            function, sources: the recipe: ``function(*sources)`` must return ``values``. It may run without autograd.
-            also: the name of what else ``function`` saves for backward, such as a norm's statistics.
+            function: computes the tensors again: ``function(*sources)`` must return ``values``. It may run without
+                autograd.
+            sources: its arguments. Each tensor among them must have a name already.
+            also: the name of what else ``function`` saves for backward, such as a norm's statistics; "" for nothing.
 
         Returns: ``values``.
         """
@@ -168,10 +180,10 @@ class NamedForward:
         return values
 
     def result(self, module: nn.Module, value: Tensor) -> Tensor:
-        """Make backward check that the layer's parameters have not changed; call it on the layer's output.
+        """Make backward check that the layer's parameters have not changed since the forward pass.
 
         If any tensor is recomputed, backward raises RuntimeError if a parameter or buffer of ``module`` was written
-        or replaced since the forward pass: the recomputed tensor would be another.
+        or replaced since the forward pass, because the recomputed values would then differ from those of forward.
 
         Args:
             module: the layer.
@@ -214,7 +226,7 @@ class NamedForward:
             self._decide(slot, tensor, self._name_of(tensor) or ("" if slot.is_weight else also))
 
     def _decide(self, slot: Slot, tensor: Tensor, name: str) -> None:
-        """Leave the slot of a dropped name empty, and keep the tensor of any other (rule 2)."""
+        """Leave the slot of a dropped name empty; for any other name keep the tensor (rule 2)."""
         slot.name = name
         self.slots.setdefault(name, []).append(weakref.ref(slot))
         if name in self.dropped and name not in self.stored:
@@ -238,9 +250,9 @@ class NamedForward:
         self.recipes.update(self._in_store)
 
     def _keep_sources(self) -> None:
-        """Let the slots of dropped names hold what their recipes read.
+        """Let the slots of dropped names hold the slots of the tensors that their recipes read.
 
-        Without that a source could be freed too early: the node that saved it may be done before the recipe runs, and
+        Else a source could be freed too early: the node that saved the source may be done before the recipe runs, and
         an input of the layer may have been saved by no node at all.
         """
         readers: dict[str, list[str]] = {}  # found before any is kept: what is kept needs no input
@@ -280,7 +292,7 @@ class NamedForward:
         return next((slot for slot in self.alive(name) if slot.kept), None)
 
     def _open(self, slot: Slot) -> Tensor:
-        """Return the tensor that backward reads from this slot: the one kept, or the one made again (rules 3 and 4).
+        """Return the tensor that backward reads from this slot: saved, or recomputed now (rules 3 and 4).
 
         Autograd calls this as its unpack hook.
         """
@@ -289,9 +301,9 @@ class NamedForward:
         return opened(slot, lambda: self._rebuild(self.recipes[slot.name]))
 
     def _rebuild(self, recipe: RepeatableCall) -> dict[str, tuple[Tensor, TensorView]]:
-        """Run a recipe again and fill the empty slots of what it makes.
+        """Run a recipe again, and put its results into the empty slots of their names.
 
-        Returns: by name, each result of this run and the view that the first run's result had.
+        Returns: by name, each result of this run and the TensorView that the first run's result had.
         """
         saves_also = recipe.also in self.dropped  # then autograd must save again what it saved in the first run
         sources = [self._value(each, saves_also) if isinstance(each, RecipeSource) else each for each in recipe.sources]
@@ -321,7 +333,12 @@ class NamedForward:
         return results
 
     def _value(self, source: RecipeSource, with_grad: bool) -> Tensor:
-        """Return a recipe's source, from its slot or made again, as a leaf that autograd follows if ``with_grad``."""
+        """Return a source of a recipe as a leaf tensor: from its slot, or recomputed if the slot is empty.
+
+        Args:
+            source: the source's name and its view.
+            with_grad: the leaf requires a gradient if the source did in forward; False: it requires none.
+        """
         tensors = (held for slot in self.alive(source.name) if (held := slot.held()))
         tensor, view = next(tensors, None) or self._rebuild(self.recipes[source.name])[source.name]
         return source.view.on(tensor, view).detach().requires_grad_(with_grad and source.requires_grad)
@@ -342,7 +359,8 @@ class Slot:
         kept: the pair (Kept, TensorView): the object from which backward reads the saved tensor, and how that tensor
             lies in its storage; None for a dropped tensor.
         tensor: the recomputed tensor; None until backward has recomputed it.
-        holds: the slots of saved tensors from which this one is recomputed, so that they live as long as this slot.
+        holds: the slots of saved tensors from which this slot's tensor is recomputed, so that those slots live as long
+            as this one.
     """
 
     view: TensorView
@@ -359,7 +377,7 @@ class Slot:
         instead, because the recomputation of another tensor may read more of it.
 
         Args:
-            tensor: what autograd wants to save; its shape and strides are those of this slot's ``view``.
+            tensor: the tensor that autograd wants to save; its shape and strides are those of this slot's ``view``.
             whole: how the whole named tensor lies in the same storage.
         """
         self.kept = keep(whole.on(tensor, self.view), name=self.name), whole
@@ -374,7 +392,14 @@ class Slot:
 
 
 class TensorView(NamedTuple):
-    """How a tensor lies in its storage: its size, strides, offset (in elements) and dtype."""
+    """How a tensor lies in its storage.
+
+    Attributes:
+        size: the tensor's shape.
+        stride: the tensor's strides, in elements.
+        offset: where in the storage the tensor begins, in elements.
+        dtype: the tensor's dtype.
+    """
 
     size: torch.Size
     stride: tuple[int, ...]
@@ -386,16 +411,20 @@ class TensorView(NamedTuple):
         return TensorView(tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.dtype)
 
     def checked(self, name: str, tensor: Tensor) -> Tensor:
-        """Return a recomputed tensor, if it has this view's shape, strides and dtype.
+        """Return ``tensor`` after a check that it has this view's shape, strides and dtype.
 
-        Raises: RuntimeError if it differs in one of them; the message has ``name``.
+        Args:
+            name: the tensor's name, for the error message.
+            tensor: a recomputed tensor, in place of the one that had this view in forward.
+
+        Raises: RuntimeError if shape, strides or dtype differ.
         """
         if (tensor.shape, tensor.stride(), tensor.dtype) != (self.size, self.stride, self.dtype):
             raise RuntimeError(f"{name}: the second run made {TensorView.of(tensor)}, the first {self}")
         return tensor
 
     def restored(self, tensor: Tensor) -> Tensor:
-        """Return ``tensor`` with this view's strides; it is copied if it has others.
+        """Return ``tensor`` with this view's strides: a copy if its strides differ, else the tensor itself.
 
         Another saved-tensor hook, such as one that offloads, may have returned a copy with other strides.
         """
@@ -410,8 +439,8 @@ class TensorView(NamedTuple):
 
         Args:
             tensor: saved or recomputed; its storage is a stand-in for the one in which the view lay.
-            had: how the tensor for which ``tensor`` stands lay in that storage. The view is moved by the difference
-                between the offsets of ``tensor`` and ``had``.
+            had: the view, in the old storage, of the tensor for which ``tensor`` stands. The result's offset is this
+                view's, plus the difference between the offsets of ``tensor`` and ``had``.
         """
         if self == had:
             return tensor
@@ -423,8 +452,8 @@ class RecipeSource(NamedTuple):
 
     Attributes:
         name: the tensor's name in its layer.
-        view: its shape, strides, dtype and offset in its storage.
-        requires_grad: whether it requires a gradient.
+        view: the tensor's shape, strides, dtype and offset in its storage.
+        requires_grad: whether the tensor requires a gradient.
     """
 
     name: str
@@ -439,7 +468,7 @@ class RepeatableCall(NamedTuple):
         names: the name of each result.
         views: shape, strides, offset and dtype of each result.
         function: the function that is called.
-        sources: its arguments, with a RecipeSource in place of each tensor.
+        sources: the function's arguments, with a RecipeSource in place of each tensor.
         also: the name of what else ``function`` saves for backward, such as a norm's statistics; "" for nothing.
     """
 

@@ -15,7 +15,7 @@ from actmem.torch_private import backward_pass, never_compiled
 def stays_eager(function: Callable) -> Callable:
     """Decorate a function so that torch.compile leaves it, and all that it calls, eager.
 
-    Without torch.compile the decorated function behaves as before.
+    Without torch.compile the decorated function behaves as the original does.
     """
     eager = never_compiled(function)
 
@@ -45,12 +45,12 @@ def differentiates_once(backward: Callable) -> Callable:
 
 
 class Kept:
-    """What ``keep`` returns: tensors that it saved for a later backward, which reads them by ``tensors()``.
+    """Tensors that ``keep`` saved for a later backward, which reads them by ``tensors()``.
 
     Args:
         anchor: the output, without elements, of the autograd node that saved the tensors. An operation that takes the
             anchor as a further input lets autograd free the tensors after the operation's backward. Without such an
-            operation they live as long as this object.
+            operation the tensors live as long as this object.
     """
 
     def __init__(self, anchor: Tensor):
@@ -62,8 +62,8 @@ class Kept:
     def tensors(self) -> tuple[Tensor, ...]:
         """Return the saved tensors, for a backward that reads them once.
 
-        Each call unpacks them again, which in a checkpoint means to recompute them. Our checkpoint then gives up the
-        recomputed tensors, so they are freed as soon as the caller drops them.
+        Each call unpacks the tensors again, which in a checkpoint means to recompute them. Our checkpoint doesn't hold
+        the recomputed tensors after that, so they are freed as soon as the caller drops them.
         """
         before = released_by_reader()
         _reading.releases = True
@@ -76,8 +76,8 @@ class Kept:
     def read_once(self) -> tuple[Tensor, ...]:
         """Return the saved tensors, for a backward that reads them several times.
 
-        They are unpacked once in each backward pass, because torch's checkpoint allows no second time. After that this
-        object holds them until it is freed or read in the next pass.
+        The tensors are unpacked once in each backward pass, because torch's checkpoint allows no second time. After
+        that this object holds them until it is freed or read in the next backward pass.
         """
         if self._read_in != (now := backward_pass()) or now < 0:
             self._read, self._read_in = self.tensors(), now
@@ -90,9 +90,12 @@ _reading = threading.local()  # backward may run in a thread of its own
 def released_by_reader() -> bool:
     """Return True while ``Kept.tensors`` runs in this thread.
 
-    Our checkpoint asks this when backward reads a recomputed tensor. If False, it holds the tensor until the node that
-    saved it has run in backward. If True, it gives the tensor up at once: the node behind a Kept may run long after the
-    operation that reads the tensor, so it would be held too long.
+    Our checkpoint calls this function when backward reads a recomputed tensor, to know how long to hold the tensor:
+
+    - False: a node of the graph reads a tensor that it saved itself. The checkpoint holds the tensor until that node
+      has run in backward.
+    - True: an operation reads a tensor that a ``Kept`` saved for it, in a node of its own. That node may be freed long
+      after the operation's backward, so the checkpoint gives up the tensor at once and only the operation holds it.
     """
     return getattr(_reading, "releases", False)
 
@@ -104,7 +107,8 @@ def keep(*tensors: Tensor, name: str = "") -> Kept:
     the tensors and a checkpoint couldn't drop them.
 
     Args:
-        name: the name under which a ledger lists them.
+        tensors: the tensors to save.
+        name: the name under which a ledger lists them; "": none.
 
     Returns: a Kept; its ``tensors()`` returns the tensors in backward.
     Saves: each tensor's storage.

@@ -27,6 +27,9 @@ def use_main_gradients(module: nn.Module) -> None:
 
     Main gradients take 4 bytes a parameter (8 in float64). Besides, backward holds the 16-bit gradient of one parameter
     at a time. Read a gradient with ``gradient_of``. A deep copy of the module has no main gradients.
+
+    Args:
+        module: the model; each of its parameters that requires a gradient gets a ``main_grad`` of zeros.
     """
     parameter: Any  # it gets an attribute
     for parameter in module.parameters():
@@ -43,9 +46,12 @@ def gradient_of(parameter: nn.Parameter) -> Tensor | None:
 class MainWeights:
     """float32 copies of a module's parameters, for the optimizer to update.
 
-    It calls ``use_main_gradients``, and a copy's ``.grad`` is the parameter's ``main_grad``, the same tensor. The
-    copies take 4 bytes a parameter. They have the parameters' attributes ``partition_dim`` and ``partial_gradient``, so
-    a gradient norm can be computed from the copies or from the module.
+    Making one calls ``use_main_gradients(module)``. The ``.grad`` of a copy is the parameter's ``main_grad``, the same
+    tensor. The copies take 4 bytes a parameter. They have the parameters' attributes ``partition_dim`` and
+    ``partial_gradient``, so a gradient norm can be computed from the copies or from the module.
+
+    Args:
+        module: the model to train; parameters that require no gradient get no copy.
     """
 
     def __init__(self, module: nn.Module):
@@ -68,8 +74,11 @@ class MainWeights:
         """Run ``optimizer.step()`` on the copies, copy their values to the module, and set main gradients to zero.
 
         You need no ``zero_grad``; the optimizer's ``zero_grad`` does no harm. If values were loaded into the module
-        since the last step, from a saved state for instance, the step starts from these. Under ``fully_shard``, shard
-        the module before you make its MainWeights.
+        since the last step, from a saved state for instance, the step starts from the loaded values. Under
+        ``fully_shard``, shard the module before you make its MainWeights.
+
+        Args:
+            optimizer: an optimizer of the copies, made with ``parameters()`` of this object.
 
         Raises: ConfigError if the module's parameters were replaced, as by ``load_state_dict(…, assign=True)``, or if a
             parameter has a gradient in ``.grad``, where DistributedDataParallel and FullyShardedDataParallel put the

@@ -31,7 +31,12 @@ from actmem.torch_private import (
 
 
 def make_mesh(device_type: str, pipeline_parallel_size: int, tensor_parallel_size: int) -> DeviceMesh:
-    """Arrange all ranks as a grid ``("pipeline", "tensor")``, in which neighbouring ranks form a tensor-parallel group.
+    """Return all ranks as a grid ``("pipeline", "tensor")``, in which neighbouring ranks form a tensor-parallel group.
+
+    Args:
+        device_type: "cpu" or "cuda".
+        pipeline_parallel_size: p, rows of the grid.
+        tensor_parallel_size: t, columns of the grid.
 
     Raises: ConfigError unless p · t is the number of ranks.
     """
@@ -43,7 +48,10 @@ def make_mesh(device_type: str, pipeline_parallel_size: int, tensor_parallel_siz
 
 
 class Watcher:
-    """Callbacks around what a pipeline stage runs. Here they do nothing; a subclass measures with them."""
+    """Callbacks around each forward and backward pass of a pipeline stage. Here they do nothing; a subclass measures.
+
+    A stage's number is its place in the model, from 0; a microbatch's number is its place in the step, from 0.
+    """
 
     def during(self, module: nn.Module, stage: int, microbatch: int) -> AbstractContextManager:
         """Return a context in which the stage runs the forward pass, or the loss, of one microbatch.
@@ -51,13 +59,17 @@ class Watcher:
         Args:
             module: the stage's part of the model, or its loss.
             stage: the stage's number.
+            microbatch: the microbatch's number.
         """
         return nullcontext()
 
     def after(self, kind: str, stage: Stage, microbatch: int) -> None:
-        """Called after each forward pass (kind ``"F"``) and backward pass (``"B"``) of one microbatch.
+        """Take note that a pass of one microbatch has ended. On the last stage the loss is a part of the forward pass.
 
-        On the last stage the loss is a part of the forward pass.
+        Args:
+            kind: "F" for a forward pass, "B" for a backward pass.
+            stage: the Stage that ran the pass.
+            microbatch: the microbatch's number.
         """
 
 
@@ -66,13 +78,15 @@ class Stage(PipelineStage):
 
     Before 2.15 torch holds every output until its backward, although the next stage has a copy. In 16 bits these are
     2sbh bytes for each microbatch in flight, or 2sbh/t under sequence parallelism. ``free_outputs`` empties an output's
-    storage once it has been sent. Its shape stays, and backward needs nothing else of it (2205.05198 appendix B).
+    storage once it has been sent. The output's shape stays, and backward needs nothing else of the output (2205.05198
+    appendix B).
 
     Args:
         part: the stage's part of the model.
-        args, kwargs: as for PipelineStage.
-        free_outputs: whether to free the outputs.
-        watcher: is called around every forward and backward pass.
+        args: further positional arguments of torch's ``PipelineStage``, such as the stage's number.
+        free_outputs: True frees each output once it has been sent.
+        watcher: the Watcher that is called around every forward and backward pass.
+        kwargs: further keyword arguments of torch's ``PipelineStage``.
     """
 
     submod: GPT
@@ -92,7 +106,13 @@ class Stage(PipelineStage):
         return output
 
     def loss(self, logits: Tensor, targets: Tensor, microbatch: int) -> Tensor:
-        """Compute one microbatch's mean loss on the last stage, in the watcher's context."""
+        """Return one microbatch's mean loss, computed on the last stage in the watcher's context.
+
+        Args:
+            logits: ``[s, b, v/t]``.
+            targets: ids ``[b, s]`` of the tokens to predict.
+            microbatch: the microbatch's number, from 0.
+        """
         with self._watcher.during(self.submod.cross_entropy, self.stage_index, microbatch):
             loss = self.submod.loss(logits, targets)
         self._watcher.after("F", self, microbatch)
@@ -138,10 +158,15 @@ class Pipeline:
     ``step`` runs forward and backward of all microbatches; gradients are of the mean loss over the microbatches.
 
     Args:
+        shape: the sizes of the whole model.
         mesh: the grid of ranks, from ``make_mesh``.
-        free_outputs: free each stage's output once it has been sent (see ``Stage``).
-        watcher: is called around every forward and backward pass.
-        model: further arguments of ``GPT``.
+        num_microbatches: microbatches of one step.
+        num_model_chunks: m, model chunks on each pipeline rank. 1 runs as 1F1B, more as interleaved 1F1B.
+        sequence_parallel: whether layer norms, dropouts and residuals are split along the sequence.
+        free_outputs: True frees each stage's output once it has been sent (see ``Stage``).
+        watcher: the Watcher that is called around every forward and backward pass; None: nothing is called.
+        device: the device of the model's parts.
+        model: further keyword arguments of ``GPT``, such as ``recompute``, ``seed`` or ``dtype``.
 
     Attributes:
         parts: this rank's chunks of the model, in the order of the stages.
@@ -183,11 +208,15 @@ class Pipeline:
         self._ends = self._group_of_both_ends()
 
     def step(self, tokens: Tensor, targets: Tensor) -> list[Tensor]:
-        """Run forward and backward of a batch ``[num_microbatches · b, s]`` of token ids and targets.
+        """Run forward and backward of one batch.
 
-        Call it on every rank with the whole batch. Afterwards gradients are complete on every rank, in ``main_grad`` if
-        ``use_main_gradients(part)`` was called, else in ``grad``. Before the call they must be zero or None: older
-        values would be scaled and reduced a second time.
+        Call this on every rank with the whole batch. Afterwards gradients are complete on every rank, in ``main_grad``
+        if ``use_main_gradients(part)`` was called, else in ``grad``. Before the call gradients must be zero or None:
+        older values would be scaled and reduced a second time.
+
+        Args:
+            tokens: token ids ``[num_microbatches · b, s]``.
+            targets: ids of the tokens to predict, of the same shape.
 
         Returns: on the last stage's ranks the mean loss of each microbatch, elsewhere an empty list.
         Raises: ConfigError on a batch of another size.
@@ -259,7 +288,15 @@ class Pipeline:
 def check_pipeline(
     shape: ModelShape, pipeline_parallel_size: int, num_model_chunks: int, num_microbatches: int, free_outputs: bool
 ) -> None:
-    """Raise ConfigError if the layers, the microbatches or ``free_outputs`` do not fit the pipeline."""
+    """Raise ConfigError if the layers, the microbatches or ``free_outputs`` do not fit the pipeline.
+
+    Args:
+        shape: the sizes of the whole model; p·m must divide its layers.
+        pipeline_parallel_size: p.
+        num_model_chunks: m; more than 1 means interleaved 1F1B, which needs p > 1.
+        num_microbatches: microbatches of one step: at least p with 1F1B, a multiple of p when interleaved.
+        free_outputs: whether outputs are freed once they have been sent; not possible when interleaved.
+    """
     p, m = pipeline_parallel_size, num_model_chunks
     # On one rank the first and the last stage would each train an embedding of their own.
     Parallel(pipeline_parallel_size=p, num_model_chunks=m)

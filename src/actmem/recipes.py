@@ -15,9 +15,10 @@ from typing import Literal
 
 from actmem.config import ConfigError, check_choice, shown
 
-#: What can be done with a term.  "offload" moves it to the host's memory, "compress" makes it 8 bits (``store``).
+#: What can be done with a term between forward and backward.  "keep" saves it, "recompute" drops it, "offload" moves it
+#: to the host's memory, "compress" stores it in 8 bits (``actmem_more.store``).
 ACTIONS = ("keep", "recompute", "offload", "compress")
-#: Elements that share a scale in 8 bits, a block, and the bytes of a block with its float32 scale.
+#: In 8 bits a block of elements shares a scale: the elements of a block, and its bytes with the float32 scale.
 BLOCK, BLOCK_BYTES = 256, 256 + 4
 
 
@@ -26,11 +27,11 @@ class Recompute:
     """What backward recomputes instead of saving (2205.05198 section 5).
 
     Attributes:
-        name: one of RECOMPUTE_MODES, or "terms" for a set of the user's own.
-        region: what backward recomputes: "none"; "core" (the core attention, from Q, K and V to its output); "layer"
-            (everything, from the layer's input); or "terms" (single tensors, see ``drop``).
-        stop_early: recomputation ends at the last tensor that backward reads. The paper runs a region to its end, which
-            saves the same bytes and costs one matmul more.
+        name: "none", "selective" or another name of RECOMPUTE_MODES, or "terms" for a set of the user's own.
+        region: the code that backward runs again: "none"; "core" (the core attention, from Q, K and V to its output);
+            "layer" (everything, from the layer's input); or "terms" (single tensors, see ``drop``).
+        stop_early: True ends recomputation at the last tensor that backward reads. The paper runs a region to its end,
+            which saves the same bytes and costs one matmul more.
         terms: the names of the tensors in the user's own set; None for a named mode.
         stored: pairs of a tensor's name and an action other than "recompute", such as "offload".
     """
@@ -43,11 +44,11 @@ class Recompute:
 
     @staticmethod
     def of(mode: Mode) -> Recompute:
-        """Make a Recompute from any form in which a user may say what to recompute.
+        """Return the Recompute for any form in which a user may give a mode of recomputation.
 
         Args:
-            mode: a Recompute, a mode's name, a set of tensors' names to recompute, or a dict from tensors' names to
-                actions (of ACTIONS; a tensor that isn't named is kept).
+            mode: a Recompute; a mode's name such as "selective"; a set of tensors' names to recompute; or a dict from
+                tensors' names to "keep", "recompute", "offload" or "compress" (a tensor that isn't named is kept).
 
         Raises: ConfigError on anything else.
         """
@@ -72,7 +73,7 @@ class Recompute:
 
 #: What ``Recompute.of`` reads: a mode, its name, a set of terms, or an action for each.
 Mode = Recompute | str | Collection[str] | Mapping[str, str]
-#: The one place that says what each name means.
+#: The modes that have a name: here it is defined what each recomputes.
 _MODES = (
     Recompute("none", "none", stop_early=False),
     Recompute("selective", "core", stop_early=True),
@@ -91,8 +92,8 @@ class Recipe:
     Attributes:
         term: the tensor's name.
         sources: the names of the tensors from which it is computed; empty for a dropout mask, which is drawn again.
-        matmuls: the matmuls that this takes, named as in ``formulas.flops``. The mode "elementwise" recomputes every
-            tensor that takes none.
+        matmuls: the matmuls that run for this, by names such as "QKV projection" (``formulas.flops.layer_matmuls``).
+            The mode "elementwise" recomputes every tensor that needs no matmul.
     """
 
     term: str
@@ -105,16 +106,19 @@ class LayerTerms:
     """The tensors that one kind of layer saves, by name ("terms"), in the order of the forward pass.
 
     Attributes:
-        input: the layer's input, the one term that can't be recomputed.
-        recipes: how each other term is recomputed.
-        core: the terms that selective recomputation drops.
-        core_elementwise: whether *elementwise* drops the core as well, although one of its terms needs a matmul.
-        last_matmuls: for each region its last matmuls, which are recomputed only by a mode that does not stop early.
-        one_tensor: terms that are views of one storage; it is freed only if all of them are dropped.
-        statistics: what norms save besides their input, a few numbers a token; of the named modes only "full" drops
-            them.
+        input: the name of the layer's input, the one term that can't be recomputed.
+        recipes: a Recipe for each other term.
+        core: the terms inside the core attention, which selective recomputation drops.
+        core_elementwise: whether *elementwise* drops the terms of ``core`` as well, although one of them needs a
+            matmul.
+        last_matmuls: for each region ("core", "layer") the names of its last matmuls, which run again only in a mode
+            that does not stop early.
+        one_tensor: terms that are views of one storage, such as Q, K and V; the storage is freed only if all of them
+            are dropped.
+        statistics: the names of the few numbers a token that norms save besides their input; of the named modes only
+            "full" and "paper-full" drop them.
         other_dtype: terms that don't have the dtype of the layer's activations: masks, indices, float32 results.
-        by_products: what operations save besides inputs and results, too small to be worth offloading.
+        by_products: terms that operations save besides inputs and results, too small to be worth offloading.
     """
 
     input: str
@@ -138,7 +142,11 @@ class LayerTerms:
         raise ConfigError("recompute", f"{shown(term)} is no term of this layer; its terms are {names}")
 
     def dropped(self, recompute: Mode) -> frozenset[str]:
-        """Return the names of the tensors that this layer does not save in a mode of recomputation.
+        """Return the names of the tensors that this layer does not save, but recomputes, in a mode of recomputation.
+
+        Args:
+            recompute: any form that ``Recompute.of`` takes: a mode's name such as "selective", a set of tensors' names,
+                or a dict from names to actions.
 
         Raises: ConfigError on a set that contains the input, an unknown name, or some but not all of ``one_tensor``.
         """
@@ -168,7 +176,11 @@ class LayerTerms:
     def stored(self, recompute: Mode) -> dict[str, str]:
         """Return the tensors that are saved on the host or in 8 bits: a dict from name to "offload" or "compress".
 
-        Raises: ConfigError if a tensor can't have its action.
+        Args:
+            recompute: any form that ``Recompute.of`` takes; only a dict from names to actions can store a tensor.
+
+        Raises: ConfigError on an unknown name, and on an action that isn't possible: offloading or compressing a
+            by-product or statistics, compressing another dtype or a view, offloading only some of ``one_tensor``.
         """
         stored = dict(Recompute.of(recompute).stored)
         for term, action in stored.items():
@@ -188,7 +200,11 @@ class LayerTerms:
     def recomputed_matmuls(self, recompute: Mode) -> frozenset[str]:
         """Return the names of the matmuls that backward runs again in a mode of recomputation.
 
-        Each runs once more, even if several dropped tensors are computed from it.
+        Each of them runs once more, even if several dropped tensors are computed from its result.
+
+        Args:
+            recompute: any form that ``Recompute.of`` takes: a mode's name such as "selective", a set of tensors' names,
+                or a dict from names to actions.
         """
         mode = Recompute.of(recompute)
         names = {matmul for recipe in self.recipes if recipe.term in self.dropped(mode) for matmul in recipe.matmuls}

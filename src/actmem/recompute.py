@@ -45,23 +45,23 @@ def checkpoint(
     stop_early: bool = True,
     module: nn.Module | None = None,
 ) -> Tensor:
-    """Run ``function(*inputs)`` and save only its inputs; backward runs the function again to get what it needs.
+    """Run ``function(*inputs)`` and save only its inputs; backward runs the function again to recompute its tensors.
 
-    torch.compile leaves the call, and all that it does, eager.
+    torch.compile leaves this call, and all that the function does, eager.
 
     Args:
-        function: must compute the same values each time.
-        inputs: the tensors with which it is called.
-        generators: all random-number generators from which ``function`` draws, torch's default one too. If one is
-            missing, the second run draws other numbers without an error.
+        function: the function to run; it must compute the same values each time.
+        inputs: the tensors with which ``function`` is called.
+        generators: all random-number generators from which ``function`` draws, torch's default generator too. If a
+            generator is missing, the second run draws other numbers without an error.
         stop_early: end the second run at the last tensor that backward needs; False runs it to the end.
         module: backward raises if any parameter or buffer of this module was written or replaced since the forward
             pass. None: backward checks only the parameters that ``function`` saved.
 
     Returns: what ``function`` returns.
     Saves: the storages of ``inputs``, and one state of each generator (5,056 bytes on a CPU, 16 on CUDA).
-    Raises: RuntimeError in backward if the second run saves tensors of another number, shape or dtype, or if a
-        parameter has been written since.
+    Raises: RuntimeError in backward if the second run saves another number of tensors than the first, or tensors of
+        another shape or dtype, or if a parameter that the function reads was written after the first run.
     """
     if not torch.is_grad_enabled():
         return function(*inputs)
@@ -78,10 +78,10 @@ _observers: list[Callable[[Callable], AbstractContextManager]] = []
 
 @contextmanager
 def around_second_runs(observe: Callable[[Callable], AbstractContextManager]) -> Iterator[None]:
-    """Enter a context around each recomputation that a ``checkpoint`` does while the block runs, to time or count it.
+    """While the block runs, enter a context around each second run of a ``checkpoint``, to time or count these runs.
 
     Args:
-        observe: called with the checkpoint's function; returns the context.
+        observe: called with the checkpoint's function before each second run; returns the context in which it runs.
     """
     _observers.append(observe)
     try:
@@ -93,13 +93,13 @@ def around_second_runs(observe: Callable[[Callable], AbstractContextManager]) ->
 class ParametersRead:
     """Checks that a module's parameters and buffers don't change between forward and recomputation.
 
-    Backward raises RuntimeError if one changed. Parameters are checked when the gradient of ``result`` is there, that
-    is before backward enters the module. An optimizer that steps during backward may write them after that. Buffers
-    are checked after the recomputation too.
+    Backward raises RuntimeError if one of them changed. Parameters are checked when the gradient of ``result`` is
+    computed, that is before backward enters the module. After that an optimizer that steps during backward may write
+    them. Buffers are checked after the recomputation too.
 
     Args:
-        module: what recomputation runs.
-        result: the module's output.
+        module: the module whose code recomputation runs.
+        result: the module's output in the forward pass.
     """
 
     def __init__(self, module: nn.Module, result: Tensor):
@@ -116,8 +116,9 @@ class ParametersRead:
         """Raise RuntimeError if a buffer or a parameter was written in place since forward.
 
         Args:
-            grad: the gradient of the module's output, with which autograd calls this before backward enters the module.
-                None, as after a recomputation: parameters are not checked, for an optimizer may have written them.
+            grad: the gradient of the module's output: autograd calls this method with it before backward enters the
+                module. None, after a recomputation, checks only buffers, because an optimizer may have written
+                parameters.
         """
         for path, _, _, tensor, before in self._noted:
             if times_written(tensor) != before and (grad is not None or not isinstance(tensor, nn.Parameter)):
@@ -155,8 +156,9 @@ def _open(slot: _Slot) -> Tensor:
 def opened(slot: Any, fill: Callable[[], object]) -> Tensor:
     """Return the tensor of a slot, the object that the autograd graph holds in place of a tensor to be recomputed.
 
-    If the slot is empty, the tensor is recomputed first. The slot then holds it for further reads, except with
-    ``retain_graph`` and for ``Kept.tensors``: there it is emptied again, so that the tensor doesn't stay in memory.
+    If the slot is empty, the tensor is recomputed first. The slot then holds the tensor for further reads. With
+    ``retain_graph``, and when ``Kept.tensors`` reads, the slot is emptied again, so that the tensor doesn't stay in
+    memory.
 
     Args:
         slot: an object whose attribute ``tensor`` is the tensor, or None if the slot is empty.
@@ -173,7 +175,7 @@ def opened(slot: Any, fill: Callable[[], object]) -> Tensor:
 
 
 class _Region:
-    """One checkpointed call: what to run again, from which inputs, and the slots that this fills."""
+    """One checkpointed call: the function to run again, its inputs, and the slots that the second run fills."""
 
     def __init__(self, function, inputs, generators, stop_early):
         self.function, self.generators, self.stop_early = function, tuple(generators), stop_early
@@ -255,9 +257,9 @@ def second_run(autocast: list[dict], save: Callable | None, parameters: Paramete
     """Run the block as a recomputation: under the first run's autocast state, and with its parameters checked.
 
     Args:
-        autocast: the first run's ``autocast_state()``.
+        autocast: the result of ``autocast_state()`` in the first run.
         save: called with each tensor that autograd saves in the block; None: the block runs without autograd.
-        parameters: the parameters and buffers that the block reads; None: nothing is checked.
+        parameters: the check of the parameters and buffers that the block reads; None: nothing is checked.
 
     Raises: RuntimeError if a tensor of ``parameters`` was replaced before the block, or a buffer was written before the
         block's end.

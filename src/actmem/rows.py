@@ -23,8 +23,8 @@ class Row:
     """Bytes of one stored tensor, or of one named group of tensors, on one rank.
 
     Attributes:
-        term: the tensor's name, the same in predictions and measurements.
-        bytes: a whole number.
+        term: the tensor's name, the same in predictions and measurements, such as "GeLU input".
+        bytes: how many bytes one rank holds, a whole number.
         split_by: into how many shards the tensor is split over the ranks; 1 if every rank has all of it.
         source: where the bytes come from: an equation, or the module and operation that saved the tensor.
         extra: why the paper doesn't count this tensor; "" for a tensor that the paper counts.
@@ -62,14 +62,15 @@ def on_the_host(term: str) -> str:
 
 
 def on_device(rows: Iterable[Row], terms: LayerTerms, recompute: Mode, element_size: int) -> list[Row]:
-    """Return what a layer saves in the device's memory in some mode, from the rows that it saves without recomputation.
+    """Return the rows that a layer saves in the device's memory in a mode of recomputation.
 
-    Recomputed and offloaded tensors are left out, and compressed ones have fewer bytes: 260 for each 256 elements.
+    Recomputed and offloaded tensors are left out. Compressed tensors have fewer bytes: 260 for each 256 elements.
 
     Args:
-        rows: all that the layer saves without recomputation.
-        terms: the table of this kind of layer.
-        recompute: a mode, a set of tensors' names to recompute, or a dict from names to actions.
+        rows: a row for each tensor that the layer saves without recomputation.
+        terms: the table of this kind of layer's tensors, such as ``recipes.PAPER_LAYER``.
+        recompute: a mode such as "selective", a set of tensors' names to recompute, or a dict from names to actions
+            such as "offload".
         element_size: bytes of an activation element.
     """
     dropped, stored = terms.dropped(recompute), terms.stored(recompute)
@@ -80,11 +81,11 @@ def on_device(rows: Iterable[Row], terms: LayerTerms, recompute: Mode, element_s
 
 
 def on_host(rows: Iterable[Row], terms: LayerTerms, recompute: Mode) -> list[Row]:
-    """Return what a layer offloads to the host's memory, with names from ``on_the_host``.
+    """Return the rows that a layer offloads to the host's memory; their names end with ", on the host".
 
     Args:
-        rows: all that the layer saves without recomputation.
-        terms: the table of this kind of layer.
+        rows: a row for each tensor that the layer saves without recomputation.
+        terms: the table of this kind of layer's tensors, such as ``recipes.PAPER_LAYER``.
         recompute: a dict from tensors' names to actions; without an "offload" in it, or with any other mode, nothing is
             offloaded.
     """
@@ -113,7 +114,13 @@ def three_digits(value: float) -> str:
 
 @dataclass(frozen=True)
 class Match:
-    """Bytes of one term, predicted and measured; None on a side that does not have the term."""
+    """The predicted and the measured bytes of one term.
+
+    Attributes:
+        term: the tensor's name.
+        predicted: predicted bytes; None if no formula predicts the term.
+        measured: measured bytes; None if the term wasn't measured.
+    """
 
     term: str
     predicted: int | None
@@ -121,7 +128,7 @@ class Match:
 
     @property
     def difference(self) -> int:
-        """Measured minus predicted bytes; a side without the term counts as 0."""
+        """Measured minus predicted bytes; None counts as 0."""
         return (self.measured or 0) - (self.predicted or 0)
 
     def describe(self) -> str:
@@ -163,7 +170,7 @@ class Comparison:
 
 
 def by_term(rows: Iterable[Row]) -> dict[str, int]:
-    """Return the bytes of each term, in order of first appearance; rows of one term are added up."""
+    """Return a dict from each term to its bytes, in order of first appearance; rows with the same term are added up."""
     sums: dict[str, int] = {}
     for row in rows:
         sums[row.term] = sums.get(row.term, 0) + row.bytes
@@ -171,13 +178,13 @@ def by_term(rows: Iterable[Row]) -> dict[str, int]:
 
 
 def merge(rows: Iterable[Row]) -> list[Row]:
-    """Return one row for each term, with its rows' bytes added up and everything else as in its first row."""
+    """Return one row for each term: it has the sum of the bytes of the term's rows, and all else from the first row."""
     rows = list(rows)
     first = {row.term: row for row in reversed(rows)}
     return [replace(first[term], bytes=size) for term, size in by_term(rows).items()]
 
 
 def compare(predicted: Iterable[Row], measured: Iterable[Row]) -> Comparison:
-    """Compare predicted with measured bytes, name by name. Rows of 0 bytes count as absent."""
+    """Return a Comparison of predicted with measured bytes, term by term. Rows of 0 bytes count as absent."""
     left, right = ({term: size for term, size in by_term(rows).items() if size} for rows in (predicted, measured))
     return Comparison(tuple(Match(term, left.get(term), right.get(term)) for term in {**left, **right}))

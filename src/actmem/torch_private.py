@@ -34,8 +34,9 @@ class DispatchMode(TorchDispatchMode):
     """A TorchDispatchMode whose first operation doesn't load torch's compiler, which takes over a second.
 
     torch wraps the ``__torch_dispatch__`` of every other mode so that it is never compiled, and the wrapper loads the
-    compiler. Here it is wrapped if the compiler is loaded already when the mode begins. A subclass under which nothing
-    compiles says ``needs_wrapper = False``: the wrapper takes as long as a small operation.
+    compiler. This class wraps ``__torch_dispatch__`` only if the compiler is loaded already when the mode begins. A
+    subclass under which nothing compiles sets ``needs_wrapper = False``, because a call of the wrapper takes as long as
+    a small operation.
     """
 
     @classmethod
@@ -50,13 +51,19 @@ class DispatchMode(TorchDispatchMode):
 
 
 def no_dispatch_modes() -> AbstractContextManager[Any]:
-    """Return a context in which no dispatch mode sees any operation. It starts at the call, so enter it at once."""
+    """Return a context in which no dispatch mode sees any operation.
+
+    The call looks which modes are on, so enter the context at once.
+    """
     modes = torch._C._len_torch_dispatch_stack() + torch._ops._len_torch_dispatch_stack_pre_dispatch()
     return _disable_current_modes() if modes else nullcontext()
 
 
 def assert_async(condition: Tensor, message: str) -> None:
-    """Raise RuntimeError unless ``condition`` is True: on a CPU at once, on a GPU later, without synchronising."""
+    """Raise RuntimeError with ``message`` unless ``condition`` is True: on a CPU at once, on a GPU later.
+
+    The host doesn't wait for the GPU; there the error comes as a device-side assertion.
+    """
     torch._assert_async(condition, message)
 
 
@@ -98,7 +105,7 @@ def backward_pass() -> int:
 def graph_is_retained() -> bool:
     """Return whether the running backward pass keeps its graph (``retain_graph``); True outside of a backward pass.
 
-    Then nothing frees the graph soon, so a recomputation must not leave its tensors there.
+    If True, nothing frees the graph soon, so a recomputation must not leave its tensors in the graph.
     """
     return torch._C._autograd._get_current_graph_task_keep_graph()
 
@@ -122,8 +129,8 @@ def place_of_node_running() -> int:
 def holders_of(tensor: Tensor) -> tuple[int, int]:
     """Return how many C++ references there are to a tensor, and how many to its storage.
 
-    From these one can tell whether autograd would write a sum of gradients into the tensor: it does if nothing else
-    holds it.
+    These counts tell whether autograd would write a sum of gradients into the tensor: it does so if nothing else holds
+    the tensor.
     """
     counted: Any = tensor  # some stubs lack the name
     return counted._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
@@ -140,11 +147,15 @@ if not hasattr(torch.ops.actmem, "reduce_scatter"):  # once a process, also when
 
 
 def start_sending_parts(x: Tensor, ranks: int, group_name: str) -> Tensor:
-    """Start the all-to-all of a reduce-scatter over gloo: send each rank its part of dimension 0, and receive one from
-    each.
+    """Start the all-to-all of a reduce-scatter over gloo: send each rank its part of x, and receive one part from each.
 
     For torch's dispatcher this is one operator, ``actmem::reduce_scatter``, so a tool that counts collectives there
     counts a reduce-scatter.
+
+    Args:
+        x: the tensor to reduce, with as many equal parts along dimension 0 as there are ranks.
+        ranks: the number of ranks in the group.
+        group_name: the group's name, ``ProcessGroup.group_name``.
 
     Returns: a tensor of the shape of x with the parts of all ranks, one after the other. Call ``wait_for`` before you
         read it.
@@ -153,15 +164,19 @@ def start_sending_parts(x: Tensor, ranks: int, group_name: str) -> Tensor:
 
 
 def wait_for(x: Tensor) -> Tensor:
-    """Wait for what ``start_sending_parts`` returned, and return it, complete."""
+    """Wait until the tensor that ``start_sending_parts`` returned is complete, and return this tensor."""
     return torch.ops._c10d_functional.wait_tensor(x)
 
 
 def outputs_of(stage: Any, microbatch: int) -> tuple[Tensor, ...]:
     """Return the outputs of ``microbatch`` that torch's pipeline stage still holds.
 
-    From torch 2.15 on these are only those that have not been sent yet; in earlier versions all that wait for their
-    backward.
+    From torch 2.15 on these are the outputs that have not been sent yet, in earlier versions all outputs whose backward
+    is still to come.
+
+    Args:
+        stage: a torch ``PipelineStage``.
+        microbatch: the microbatch's number, from 0.
     """
     states = getattr(stage, "_forward_chunk_states", None)  # from torch 2.15 on
     return stage.fwd_cache[microbatch][0] if states is None else tuple(states[microbatch].live_outputs)
@@ -194,6 +209,6 @@ def first_messages(operations: list) -> list:
 def without_outputs(schedule: Any) -> dict[str, bool]:
     """Return keyword arguments with which a pipeline schedule's ``step`` does not join the microbatches' outputs.
 
-    They are empty for torch 2.9, which always joins the outputs.
+    The dict is empty for torch 2.9, which always joins the outputs.
     """
     return {"return_outputs": False} if "return_outputs" in signature(schedule.step).parameters else {}

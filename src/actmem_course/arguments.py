@@ -47,7 +47,12 @@ def device_for(asked: str, ranks: int, gpus: int, alone: bool = True) -> str:
 
 
 def add_rank_arguments(parser: argparse.ArgumentParser, emulate: bool = True) -> None:
-    """Add the options --ranks N and --device to a parser; with ``emulate`` also --emulate T (be one rank of T)."""
+    """Add the options --ranks N and --device to a parser, and --emulate T, to act as one of T ranks.
+
+    Args:
+        parser: the lab's parser.
+        emulate: whether the lab has the option --emulate; if not, ``emulate`` is None in the parsed options.
+    """
     parser.add_argument("--ranks", type=int, metavar="N", help="start N ranks here (default: one for each GPU)")
     if emulate:
         parser.add_argument("--emulate", type=int, metavar="T", help="be one rank of T in a single process")
@@ -60,8 +65,10 @@ class LabParser(argparse.ArgumentParser):
     """An ArgumentParser that reports an error in one line, on rank 0 only, with exit code 2.
 
     Args:
-        spelled: the option to name in the error, by the argument that a ConfigError complains about, where the two
-            names differ: {"num_layers": "--layers"}.
+        args: positional arguments of ArgumentParser.
+        spelled: for arguments whose option has another name, the option that an error about this argument must name:
+            {"num_layers": "--layers"}.
+        kwargs: keyword arguments of ArgumentParser, such as prog and description.
     """
 
     def __init__(self, *args, spelled: dict[str, str] | None = None, **kwargs):
@@ -89,6 +96,10 @@ def report_error(program: str, message: str) -> None:
     """Print in one line why this process fails, and leave the message for the process that started the ranks.
 
     A rank that ``--ranks`` started prints nothing: its parent process prints the first error of all ranks.
+
+    Args:
+        program: the lab's file name, with which the line begins.
+        message: why it fails.
     """
     tell_torchrun(message)
     if PARENT_REPORTS not in os.environ:
@@ -96,7 +107,7 @@ def report_error(program: str, message: str) -> None:
 
 
 def print_error(program: str, message: str) -> None:
-    """Print a line on standard error; do nothing if standard error is closed."""
+    """Print "``program``: ``message``" on standard error; do nothing if standard error is closed."""
     with suppress(OSError, ValueError):
         print(f"{program}: {message}", file=sys.stderr, flush=True)
 

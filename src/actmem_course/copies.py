@@ -38,8 +38,8 @@ def make(folder: Path, given: dict[str, bytes]) -> list[str]:
     """Write the files that aren't in ``folder`` yet, and return their paths.
 
     Args:
-        folder: where to write them.
-        given: the content of each file by its path below ``folder``.
+        folder: the folder to write to, such as ``MINE``; folders that are missing are made.
+        given: the content of each file by its path below ``folder``, from ``lab_files`` or ``notebook_files``.
     """
     missing = [name for name in given if not os.path.lexists(folder / name)]
     for name in missing:
@@ -64,7 +64,7 @@ def typed(path: Path) -> str:
 
 
 def main() -> int:
-    """Make the copies that the command line asks for, and print their paths.  Returns the exit code."""
+    """Make the copies that the command line asks for, and print the folder that has them.  Returns the exit code 0."""
     parser = LabParser(
         prog="actmem_course.copies", description="Make your own copies of the labs and notebooks, in my/."
     )

@@ -9,13 +9,13 @@ from actmem.config import ConfigError
 
 
 def check_files(args: argparse.Namespace, *names: str) -> None:
-    """Check the files that options name, such as --json: can they be written, and are they different files?
+    """Check that the files that options such as --json name can be written, and that they are different files.
 
-    Every rank checks the names; only rank 0 touches the files.
+    Every rank compares the paths; only rank 0 tries to write.
 
     Args:
         args: the parsed options.
-        names: names of the options in ``args`` whose values are paths.
+        names: names of the options in ``args`` whose values are paths or None, such as "json".
 
     Raises: ConfigError if a file can't be written, or if two options name the same file.
     """
@@ -47,9 +47,13 @@ def _try_to_write(path: Path) -> None:
 def write_text(path: Path, text: str) -> None:
     """Replace the contents of a file by ``text``; if that fails (the disk is full), the old contents stay.
 
-    A device or a pipe is written directly.
+    A regular file is written under another name and then renamed; a device or a pipe is written directly.
 
-    Raises: OSError, which names ``path``.
+    Args:
+        path: the file.
+        text: its new contents, which are written in UTF-8.
+
+    Raises: OSError, with ``path`` as its file name.
     """
     beside = _beside(path)
     try:
@@ -71,7 +75,7 @@ def _beside(path: Path) -> Path:
 
 
 def read_object(path: Path) -> dict:
-    """Return the JSON object in a file; an empty dict if there is none that can be read."""
+    """Return the JSON object in a file; an empty dict if the file can't be read or has no JSON object."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):  # the last: nested too deeply

@@ -22,9 +22,10 @@ def rank_environment(number: int, size: int, address: tuple[str, int] | None = N
     """Return the environment variables with which to start one rank as a subprocess.
 
     Args:
-        number: the rank's number.
+        number: the rank's number, from 0.
         size: how many ranks there are, all on this host.
-        address: host and port of the store where ranks meet, if another process serves it; None: the ranks make one.
+        address: host and port of the store where the ranks meet, if another process serves this store; None
+            leaves MASTER_ADDR and MASTER_PORT unset.
     """
     place: dict[str, object] = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
     if address:  # by the last of these, rank 0 does not look for a port to serve a store on
@@ -40,9 +41,9 @@ def run(script: str, *arguments: object, processes: int | None = None) -> subpro
     """Run a lab as a subprocess and wait until it ends.
 
     Args:
-        script: the lab's file name in labs/.
-        arguments: its command-line arguments.
-        processes: how many ranks it starts; None: the lab is one process.
+        script: the lab's file name in labs/, such as "measure_table2.py".
+        arguments: the lab's command-line arguments; ``str`` is called on each.
+        processes: how many ranks the lab starts; None: the lab is one process.
 
     Returns:
         The finished process, with its output as text.
@@ -59,9 +60,9 @@ def results(script: str, *arguments: object, processes: int | None = None) -> li
     Exit code 1 (it measured, and something differs from the prediction) doesn't count as a failure.
 
     Args:
-        script: the lab's file name, such as "measure_table2.py".
-        arguments: its command-line arguments.
-        processes: how many ranks it starts; None: the lab is one process.
+        script: the lab's file name in labs/, such as "measure_table2.py".
+        arguments: the lab's command-line arguments, without --json; ``str`` is called on each.
+        processes: how many ranks the lab starts; None: the lab is one process.
 
     Raises:
         LabError: The lab failed; the message is the last line that it printed.

@@ -24,6 +24,9 @@ def lab(main: Callable[..., int]) -> Callable[..., int]:
 
     The line names the rank and the cause. Ctrl-C prints nothing. Characters that the terminal's encoding doesn't have
     are replaced.
+
+    Args:
+        main: the lab's function, which returns the exit code.
     """
 
     @wraps(main)
@@ -46,7 +49,11 @@ def lab(main: Callable[..., int]) -> Callable[..., int]:
 
 
 def fail(error: BaseException) -> NoReturn:
-    """Print the error in one line and end this rank; the process that started the ranks then ends the others."""
+    """Print the error in one line and end this rank; the process that started the ranks then ends the other ranks.
+
+    Args:
+        error: an exception that was raised, with its traceback.
+    """
     if os.environ.get(TRACEBACK):
         traceback.print_exception(error)
     if isinstance(error, BrokenPipeError):  # who read the output has enough
@@ -63,6 +70,9 @@ def leave(code: int) -> NoReturn:
 
     Python's shutdown may wait for other ranks. It also aborts if a thread of gloo is still running and frees a tensor
     that has a Python object.
+
+    Args:
+        code: the exit code.
     """
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
@@ -71,7 +81,11 @@ def leave(code: int) -> NoReturn:
 
 
 def cause_of(error: BaseException) -> str:
-    """Describe an error in one line: what happened, and at which line of the course's files."""
+    """Return a line of text that says what happened, and at which line of the course's files.
+
+    Args:
+        error: an exception that was raised, with its traceback.
+    """
     lines = [line.strip() for line in str(error).strip().splitlines()] or [""]
     text = lines[0][:200]
     if isinstance(error, OSError) and error.strerror and not isinstance(error, (ConnectionError, TimeoutError)):

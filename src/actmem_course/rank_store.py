@@ -25,7 +25,11 @@ class BadMessage(ValueError):
 
 
 def encoded(value: object) -> bytes:
-    """Convert a value to a message: the bytes that ``torch.save`` writes."""
+    """Convert a value to a message: the bytes that ``torch.save`` writes.
+
+    Args:
+        value: made of plain Python values, tensors and sets, which ``decoded`` can read.
+    """
     written = io.BytesIO()
     torch.save(value, written)
     return written.getvalue()
@@ -33,6 +37,9 @@ def encoded(value: object) -> bytes:
 
 def decoded(message: bytes) -> Any:
     """Convert a message back to the value that ``encoded`` was given. CUDA tensors are moved to this rank's GPU.
+
+    Args:
+        message: bytes from ``encoded``, perhaps of another rank.
 
     Raises:
         BadMessage: The message has anything but plain values, tensors and sets.
@@ -54,7 +61,13 @@ def decoded(message: bytes) -> Any:
 
 
 class RankStore:
-    """A rank's connection to the store that all ranks share. All ranks must make the same calls in the same order."""
+    """A rank's connection to the store that all ranks share. All ranks must make the same calls in the same order.
+
+    Args:
+        rank: this rank's number, from 0.
+        size: how many ranks there are.
+        store: torch's connection; None if there is only one rank, which needs no store.
+    """
 
     def __init__(self, rank: int = 0, size: int = 1, store: dist.Store | None = None):
         self.rank, self.size = rank, size
@@ -62,7 +75,11 @@ class RankStore:
         self._calls = 0
 
     def gather(self, value: object) -> list:
-        """Collect a value (anything that ``encoded`` takes) from every rank, in rank order."""
+        """Collect a value from every rank, in rank order.
+
+        Args:
+            value: this rank's value, made of plain Python values, tensors and sets.
+        """
         if self.size == 1:
             return [value]
         self._calls += 1
@@ -76,7 +93,8 @@ def connect(purpose: str, seconds: float = SECONDS) -> RankStore:
     Open a new connection for each purpose, because a connection is blocked while it waits.
 
     Args:
-        purpose: a name, which separates its keys from those of other purposes. Every rank must connect for it.
+        purpose: a name for the connection, such as "gather"; keys of connections with other names are separate. Every
+            rank must open a connection with this name.
         seconds: how long ``gather`` waits for another rank.
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:

@@ -36,10 +36,10 @@ TIMEOUT = timedelta(minutes=10)
 
 @dataclass(frozen=True)
 class Ranks:
-    """This rank, and how it reaches the others.
+    """This rank, and its connection to the other ranks.
 
     Attributes:
-        rank: this rank's number.
+        rank: this rank's number, from 0.
         size: how many ranks there are.
         device: this rank's device, "cpu" or "cuda".
         emulated: whether this is a single process that acts as one rank of many.
@@ -53,7 +53,13 @@ class Ranks:
     store: RankStore = RankStore()
 
     def gather(self, value: object) -> list:
-        """Collect a value from every rank, in rank order; if emulated, the list has this rank's value only."""
+        """Collect a value from every rank, in rank order; every rank must call this method.
+
+        Args:
+            value: this rank's value, made of plain Python values, tensors and sets.
+
+        Returns: the values; if emulated, this rank's value only.
+        """
         return self.store.gather(value)
 
 
@@ -65,8 +71,8 @@ def check_ranks(args: argparse.Namespace, script: str, *files: str) -> int:
 
     Args:
         args: parsed options of ``add_rank_arguments``; ``args.device`` is changed.
-        script: the lab's file name.
-        files: names of the options that name files to write (``check_files``).
+        script: the lab's file name, such as "measure_paper.py", for the error messages.
+        files: names of the options with paths of files to write, such as "json"; ``check_files`` checks these files.
 
     Returns: the number of ranks.
 
@@ -104,7 +110,7 @@ def ranks(args: argparse.Namespace, real_tensors: bool = False) -> Iterator[Rank
     NCCL could wait for the other ranks, which wait for this one.
 
     Args:
-        args: parsed options of ``add_rank_arguments``, after ``check_ranks``.
+        args: parsed options of ``add_rank_arguments``, in which ``check_ranks`` has set the device.
         real_tensors: whether an emulated rank uses real tensors on a CPU too, as it must when it is timed.
 
     Yields: this rank, as ``Ranks``.
@@ -143,12 +149,12 @@ def join_group(device: str) -> None:
 
 
 def start_ranks(script: str, arguments: list[str], size: int) -> int:
-    """Run a script as ``size`` ranks on this machine, and wait for them. If one fails, the others are killed.
+    """Run a script as ``size`` ranks on this machine, and wait for them. If one rank fails, the other ranks are killed.
 
     Args:
-        script: the script's path.
-        arguments: its command-line arguments.
-        size: the number of ranks.
+        script: the path of the Python file to run.
+        arguments: the file's command-line arguments, the same for every rank.
+        size: how many ranks to start.
 
     Returns: the exit code: 0 if all ranks ended with 0; 130 after Ctrl-C; 128 + n after signal n; 2 if the first rank
         that failed ended with 2; 1 after any other failure.
@@ -185,7 +191,7 @@ def start_ranks(script: str, arguments: list[str], size: int) -> int:
 def served_store() -> Iterator[tuple[str, int]]:
     """Make a context in which this process serves a store for its ranks, on loopback only.
 
-    Yields: the store's host and port.
+    Yields: the store's host and port, for ``rank_environment``.
     """
     with socket.create_server(("127.0.0.1", 0)) as listener:
         host, port = listener.getsockname()
@@ -197,7 +203,7 @@ def served_store() -> Iterator[tuple[str, int]]:
 
 
 def end_with_parent() -> None:
-    """Make this rank end as soon as its parent process is gone or on Ctrl-C, even while it waits in a collective."""
+    """Make this rank end on Ctrl-C, and as soon as its parent process is gone, even while it waits in a collective."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     parent = os.getppid()
 

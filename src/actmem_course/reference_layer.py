@@ -28,12 +28,25 @@ def split_heads(qkv: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def merge_heads(context: Tensor, micro_batch_size: int) -> Tensor:
-    """Rearrange attention's output of n heads, ``[b·n, s, d]``, to ``[s, b, nd]``."""
+    """Rearrange the output of n heads, ``[b·n, s, d]``, to ``[s, b, nd]``.
+
+    Args:
+        context: the output of ``core_attention``, ``[b·n, s, d]``.
+        micro_batch_size: b.
+    """
     return context.transpose(0, 1).reshape(context.shape[1], micro_batch_size, -1)
 
 
 def core_attention(q: Tensor, k: Tensor, v: Tensor, dropout=lambda weights: weights) -> Tensor:
-    """Compute causal attention: softmax(QKᵀ), ``dropout``, times V. q, k, v and the result are ``[b·n, s, d]``.
+    """Compute causal attention: dropout(softmax(QKᵀ/√d)) · V.
+
+    Args:
+        q: ``[b·n, s, d]`` for n heads of size d.
+        k: ``[b·n, s, d]``.
+        v: ``[b·n, s, d]``.
+        dropout: a function of the attention weights ``[b·n, s, s]``, which returns a tensor of the same shape.
+
+    Returns: ``[b·n, s, d]``.
 
     Source: 2205.05198 figure 3.
     """
@@ -43,12 +56,25 @@ def core_attention(q: Tensor, k: Tensor, v: Tensor, dropout=lambda weights: weig
 
 
 def gelu(x: Tensor) -> Tensor:
-    """Compute GeLU with the tanh approximation. It saves its input for backward."""
+    """Compute GeLU with the tanh approximation, for x of any shape.
+
+    Saves: x.
+    """
     return F.gelu(x, approximate="tanh")
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Compute layer norm over the last dimension. It saves its input and two numbers per token for backward."""
+    """Compute layer norm over the last dimension.
+
+    Args:
+        x: ``[s, b, h]``.
+        weight: ``[h]``.
+        bias: ``[h]``.
+
+    Returns: ``[s, b, h]``.
+
+    Saves: x, and two numbers per token.
+    """
     return F.layer_norm(x, x.shape[-1:], weight, bias)
 
 
@@ -56,8 +82,9 @@ class Dropouts:
     """A layer's dropouts: ``core`` for the attention weights, ``block`` for the outputs of attention and MLP.
 
     Args:
-        p: the dropout probability.
-        core, block: the random generator of each; None for torch's default generator.
+        p: the dropout probability, from 0 to 1.
+        core: the random-number generator of the attention weights' dropout; None for torch's default generator.
+        block: the random-number generator of the outputs' dropouts; None for torch's default generator.
 
     Saves: for each dropout a mask of 1 byte per element.
     """
@@ -76,9 +103,22 @@ class Dropouts:
 class LayerWeights:
     """The parameters of one layer, or of one rank's shard of it. Weights are ``[out, in]``, as torch stores them.
 
+    Shapes are those of an unsharded layer. On one of t ranks, dimensions with * are divided by t.
+
     Attributes:
         num_attention_heads: a, the heads of all ranks together.
-        qkv_weight: its rows are those of Q, then of K, then of V.
+        norm1_weight: ``[h]``.
+        norm1_bias: ``[h]``.
+        qkv_weight: ``[3h*, h]``; its rows are those of Q, then of K, then of V, each head by head.
+        qkv_bias: ``[3h*]``.
+        projection_weight: ``[h, h*]``.
+        projection_bias: ``[h]``.
+        norm2_weight: ``[h]``.
+        norm2_bias: ``[h]``.
+        up_weight: ``[4h*, h]``.
+        up_bias: ``[4h*]``.
+        down_weight: ``[h, 4h*]``.
+        down_bias: ``[h]``.
     """
 
     num_attention_heads: int
@@ -96,17 +136,26 @@ class LayerWeights:
     down_bias: Tensor
 
     def named(self) -> dict[str, Tensor]:
-        """Return the twelve parameters by name."""
+        """Return the twelve parameters by their names, such as "qkv_weight"."""
         return {field.name: getattr(self, field.name) for field in fields(self)[1:]}
 
     def map(self, function) -> LayerWeights:
-        """Return a copy in which each parameter is replaced by ``function(name, parameter)``."""
+        """Return a copy in which each parameter is replaced by what a function returns.
+
+        Args:
+            function: takes a parameter's name and the parameter, and returns the new parameter.
+        """
         return replace(self, **{name: function(name, tensor) for name, tensor in self.named().items()})
 
     def part(self, rank: int, t: int) -> LayerWeights:
-        """Return rank ``rank``'s shard: QKV and up are split by output features, projection and down by input features.
+        """Return copies of one rank's shards of unsharded parameters.
 
-        Norms and the biases of projection and down are not split.
+        QKV and up are split by output features, projection and down by input features. The parameters of the norms, and
+        the biases of projection and down, are not split.
+
+        Args:
+            rank: the rank's number, from 0 to t − 1.
+            t: how many ranks share the layer.
         """
 
         def cut(name: str, tensor: Tensor) -> Tensor:
@@ -122,7 +171,15 @@ class LayerWeights:
 def random_weights(
     hidden_size: int, num_attention_heads: int, seed: int = 0, dtype=torch.float64, device="cpu"
 ) -> LayerWeights:
-    """Draw random parameters of an unsharded layer; the same seed gives the same values on every rank."""
+    """Draw random parameters of an unsharded layer; the same seed gives the same values on every rank.
+
+    Args:
+        hidden_size: h.
+        num_attention_heads: a.
+        seed: of the random numbers.
+        dtype: of the parameters; they are drawn in float64 and then converted.
+        device: of the parameters; they are drawn on the CPU and then moved.
+    """
     h, generator = hidden_size, torch.Generator().manual_seed(seed)
     sizes = {
         "norm1": (h,),
@@ -146,9 +203,9 @@ def attention(x: Tensor, w: LayerWeights, dropout=lambda weights: weights, core=
 
     Args:
         x: ``[s, b, h]``.
-        w: the layer's parameters.
-        dropout: applied to the attention weights.
-        core: a function to call in place of ``core_attention``.
+        w: the layer's parameters, unsharded.
+        dropout: a function that is applied to the attention weights, such as ``Dropouts.core``.
+        core: a function to call in place of ``core_attention``, with the same arguments (q, k, v, dropout).
 
     Returns: ``[s, b, h]``.
     """
@@ -157,7 +214,14 @@ def attention(x: Tensor, w: LayerWeights, dropout=lambda weights: weights, core=
 
 
 def mlp(x: Tensor, w: LayerWeights) -> Tensor:
-    """Compute the MLP of x ``[s, b, h]``: a linear from h to 4h, GeLU, a linear from 4h to h."""
+    """Compute the MLP of x ``[s, b, h]``: a linear from h to 4h, GeLU, a linear from 4h to h.
+
+    Args:
+        x: ``[s, b, h]``.
+        w: the layer's parameters, of which those of up and down are used.
+
+    Returns: ``[s, b, h]``.
+    """
     return F.linear(gelu(F.linear(x, w.up_weight, w.up_bias)), w.down_weight, w.down_bias)
 
 
@@ -166,9 +230,9 @@ def layer(x: Tensor, w: LayerWeights, dropouts: Dropouts, core=core_attention) -
 
     Args:
         x: ``[s, b, h]``.
-        w: the layer's parameters.
-        dropouts: its dropouts.
-        core: a function to call in place of ``core_attention``.
+        w: the layer's parameters, unsharded.
+        dropouts: the layer's three dropouts: ``core`` of the attention weights, ``block`` of both outputs.
+        core: a function to call in place of ``core_attention``, with the same arguments (q, k, v, dropout).
 
     Returns: ``[s, b, h]``.
 

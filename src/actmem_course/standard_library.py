@@ -22,7 +22,7 @@ def standard_library(num_bytes: int, device: torch.device | str = "cpu", folder:
 
     Returns: int64 ``[num_bytes]``, values from 0 to 255.
 
-    Raises: ConfigError if there is less text than that (some systems install compiled modules only).
+    Raises: ConfigError if the modules have fewer bytes than ``num_bytes`` (some systems install compiled modules only).
     """
     check_size("num_bytes", num_bytes)
     folder = folder or Path(sysconfig.get_paths()["stdlib"])

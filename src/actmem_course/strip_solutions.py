@@ -36,14 +36,25 @@ def lab_names() -> list[str]:
 
 
 def lab_source(name: str) -> str:
-    """Return the source text of a lab's exercise file, as a learner gets it."""
+    """Return the source text of a lab's exercise file, as a learner gets it.
+
+    Args:
+        name: the lab, from ``lab_names``, such as "lab2_tensor_parallel".
+    """
     from actmem_course.judge.outline import load_lab  # the judge imports this module
 
     return with_readings(load_lab(name), cut((SOLUTIONS / f"{name}.py").read_text(encoding="utf-8")))
 
 
 def with_readings(lab: Lab, source: str) -> str:
-    """Insert into an exercise file which chapter to read, and above each exercise which section of it."""
+    """Add to an exercise file which chapter to read, and above each exercise which section of that chapter to read.
+
+    Args:
+        lab: the lab, which names its chapter, and for each exercise the section.
+        source: the exercise file's text, from ``cut``.
+
+    Returns: the text with these lines added.
+    """
     elsewhere = {task.number: f" in notebooks/{task.chapter}.ipynb" for task in lab.exercises if task.chapter}
     at = {task.number: f"“{task.section}”{elsewhere.get(task.number, '')}" for task in lab.exercises}
     read = f"Read notebooks/{lab.chapter}.ipynb first; each exercise names its section.\n\n"
@@ -60,7 +71,7 @@ def cut(solution: str) -> str:
     Args:
         solution: the solution's source text.
 
-    Returns: the exercise file's source text, to which ``with_readings`` adds what to read.
+    Returns: the exercise file's source text; ``with_readings`` adds to it which chapter and sections to read.
     """
     lines = solution.splitlines()
     kept: list[str] = []

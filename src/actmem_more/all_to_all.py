@@ -13,6 +13,7 @@ def all_to_all(
 
     Args:
         x: ``[rows, …]``, first the rows for rank 0, then those for rank 1, and so on.
+        tp: the ranks that take part; each must call this function.
         received: how many rows each rank sends to this one; None: all parts are equal.
         sent: how many rows this rank sends to each rank; None: all parts are equal.
 

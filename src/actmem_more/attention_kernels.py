@@ -62,10 +62,10 @@ class Gpu:
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """A call of ``scaled_dot_product_attention``, as far as it decides which kernel runs.
+    """The arguments of a call of ``scaled_dot_product_attention`` that decide which kernel runs.
 
     Args:
-        dtype: name of the dtype of Q, K and V, as "bfloat16".
+        dtype: the name of the dtype of Q, K and V, such as "bfloat16".
         head_size: elements of one head's query, and of its key.
         value_size: elements of one head's value.
         num_heads: heads of Q.
@@ -90,7 +90,7 @@ class AttentionCall:
 
 
 def attention_kernel(gpu: Gpu, call: AttentionCall) -> str:
-    """Name the kernel that runs the call in training: "cuDNN", "flash", "memory-efficient" or "math"."""
+    """Return the kernel that runs a call in training on a GPU: "cuDNN", "flash", "memory-efficient" or "math"."""
     if gpu.ranks_cudnn_first and _cudnn_runs(gpu, call):
         return "cuDNN"
     if _flash_runs(gpu, call):

@@ -19,10 +19,11 @@ class LinearCrossEntropy(nn.Module):
     """Output layer and cross entropy in one operation, which computes the logits of ``chunk`` tokens at a time.
 
     Args:
-        chunk: tokens whose logits exist at once.
+        tp: the t ranks that share the vocabulary.
+        chunk: for how many tokens logits exist at once.
         ignore_index: positions with this target have loss 0 and gradient 0.
-        vocab_size: v without padding, if rows were added so that t divides the vocabulary; the logits of padding rows
-            are left out of the loss. None: all rows are words.
+        vocab_size: words of the vocabulary without padding, if the weight has more rows so that t divides their number;
+            the logits of padding rows are left out of the loss. None: all rows are words.
 
     Args of ``forward``:
         x: ``[s, b, h]``, the same on all ranks, or this rank's ``[s/t, b, h]`` under sequence parallelism.
@@ -32,8 +33,8 @@ class LinearCrossEntropy(nn.Module):
     Returns: the loss of each token, ``[s, b]`` in float32 (float64 for float64 x), the same on all ranks.
         ``vocab.VocabParallelCrossEntropy`` returns the mean instead.
     Saves: x as given, in 16 bits 2sbh bytes or 1/t of that; a 4-byte copy of the targets; one number a token.
-    Recomputes: each chunk's logits in backward. So there are 4 matmuls of s·b·v·h where separate operations run 3; one
-        less if x or the weight needs no gradient.
+    Recomputes: each chunk's logits in backward. So there are 4 matmuls of s·b·v·h where separate operations run 3; 3
+        matmuls if x or the weight needs no gradient.
     Collectives: in forward, all-reduces of three numbers for each of the sb positions; in backward, an all-reduce of
         x's gradient. Under sequence parallelism x is all-gathered in both passes, and its gradient is reduce-scattered.
     Raises: ConfigError if ``chunk`` is below 1; if there isn't one target for each token; if a target is neither in

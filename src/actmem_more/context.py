@@ -45,9 +45,9 @@ class ContextParallel:
 
     Args:
         ranks: the process group and this rank's number in it.
-        kind: one of CONTEXT_KINDS. "gather" saves this rank's K and V and gathers them again in backward, as sequence
-            parallelism does with a matmul's input. "gather-plain" saves the gathered K and V. "ulysses" does attention
-            over all tokens with 1/c of the heads.
+        kind: how attention gets all keys and values. "gather" saves this rank's K and V and gathers them again in
+            backward, as sequence parallelism does with a matmul's input. "gather-plain" saves the gathered K and V.
+            "ulysses" does attention over all tokens with 1/c of the heads.
     """
 
     ranks: TensorParallel = TensorParallel()
@@ -68,7 +68,10 @@ class ContextParallel:
 
     @property
     def chunks(self) -> list[tuple[int, ...]]:
-        """For each rank, the numbers of the chunks of the sequence that it has, in the order in which it has them."""
+        """For each rank, the numbers of the sequence's chunks that it has, in its order: (0, 3), (1, 2) with 2 ranks.
+
+        Under "ulysses" each rank has one chunk: (0,), (1,).
+        """
         c = self.size
         return [(rank,) if self.is_ulysses else (rank, 2 * c - 1 - rank) for rank in range(c)]
 
@@ -91,21 +94,21 @@ class ContextParallel:
         return torch.cat([parts[held.index(chunk)] for chunk in range(len(held))])
 
     def _by_rank(self, x: Tensor) -> Tensor:
-        """Put tokens ``[s, …]`` in the order of the sequence rank after rank; this undoes ``in_order``."""
+        """Reorder the tokens ``[s, …]`` of a sequence so that they come rank after rank (undoes ``in_order``)."""
         parts = x.chunk(sum(map(len, self.chunks)))
         return torch.cat([parts[chunk] for chunks in self.chunks for chunk in chunks])
 
     def gathered(self, x: Tensor) -> Tensor:
         """All-gather the ranks' tokens: ``[s/c, …]`` in, ``[s, …]`` in the sequence's order out.
 
-        It is not differentiable. Its backward would be ``scattered``.
+        This method is not differentiable: in a backward pass call ``scattered`` with the gradient of the result.
         """
         return self.in_order(all_gather(x, self.ranks))
 
     def scattered(self, x: Tensor) -> Tensor:
         """Reduce-scatter over the ranks: ``[s, …]`` in, this rank's tokens ``[s/c, …]`` of the sum out.
 
-        It is not differentiable. Its backward would be ``gathered``.
+        This method is not differentiable: in a backward pass call ``gathered`` with the gradient of the result.
         """
         return reduce_scatter(self._by_rank(x), self.ranks)
 
@@ -138,15 +141,15 @@ class ContextParallel:
 def layer_groups(
     context_parallel_size: int, kind: str = "gather", *, sequence_parallel: bool = False, replicas: int = 1
 ) -> tuple[TensorParallel, ContextParallel]:
-    """Make this rank's tensor-parallel and context-parallel groups. Every rank of the job must call it.
+    """Make this rank's tensor-parallel and context-parallel groups. Every rank of the job must call this function.
 
     A copy of the model has c·t ranks. t neighbouring ranks shard its weights (the tensor-parallel group); ranks r,
     r + t, r + 2t, … share a sequence (the context-parallel group).
 
     Args:
         context_parallel_size: c.
-        kind: one of CONTEXT_KINDS.
-        sequence_parallel: for the tensor-parallel group.
+        kind: how a context-parallel group computes attention: "gather", "gather-plain" or "ulysses".
+        sequence_parallel: whether the tensor-parallel group splits layer norms and residuals along the sequence.
         replicas: number of data-parallel copies of the model; t follows from the number of ranks.
 
     Returns: the tensor-parallel and the context-parallel group.
@@ -165,7 +168,11 @@ def layer_groups(
 
 
 def to_heads(x: Tensor, ranks: TensorParallel) -> Tensor:
-    """All-to-all from this rank's tokens of all heads, ``[s/c, b, heads, d]``, to all tokens of 1/c of the heads.
+    """Run the all-to-all from this rank's tokens of all heads to all tokens of 1/c of the heads.
+
+    Args:
+        x: ``[s/c, b, heads, d]``.
+        ranks: the c ranks that share the sequence.
 
     Returns: ``[s, b, heads/c, d]``.
     Saves: nothing.
@@ -174,7 +181,15 @@ def to_heads(x: Tensor, ranks: TensorParallel) -> Tensor:
 
 
 def to_tokens(x: Tensor, ranks: TensorParallel) -> Tensor:
-    """All-to-all that undoes ``to_heads``: ``[s, b, heads/c, d]`` in, ``[s/c, b, heads, d]`` out. Saves nothing."""
+    """Run the all-to-all that undoes ``to_heads``: all tokens of 1/c of the heads to own tokens of all heads.
+
+    Args:
+        x: ``[s, b, heads/c, d]``.
+        ranks: the c ranks that share the sequence.
+
+    Returns: ``[s/c, b, heads, d]``.
+    Saves: nothing.
+    """
     return _ToTokens.apply(x, ranks)
 
 
@@ -202,12 +217,14 @@ class _ToTokens(Function):
 
 
 def attend_part(q: Tensor, k: Tensor, v: Tensor, context: ContextParallel) -> Tensor:
-    """Compute causal attention of this rank's queries over the whole sequence, under "gather" or "gather-plain".
+    """Return the causal attention of this rank's queries over the whole sequence, under "gather" or "gather-plain".
 
     Args:
         q: ``[b, heads, s/c, d]``, of this rank's tokens.
-        k, v: under "gather" ``[b, kv heads, s/c, d]``, of this rank's tokens; they are gathered here, and again in
-            backward. Under "gather-plain" ``[b, kv heads, s, d]``, gathered before.
+        k: under "gather" ``[b, kv heads, s/c, d]``, of this rank's tokens; this function gathers k and v, and again in
+            backward. Under "gather-plain" ``[b, kv heads, s, d]``, already gathered.
+        v: a tensor of the shape of k.
+        context: the ranks that share the sequence, and the kind.
 
     Returns: ``[s/c, b, heads·d]``.
     Saves: q, k and v as given, the result, and the log-sum-exp of each query over all its keys, 4 bytes.
@@ -279,7 +296,7 @@ def _whole(x: Tensor, context: ContextParallel) -> Tensor:
 
 
 def _own(grad: Tensor, context: ContextParallel) -> Tensor:
-    """Return the gradient of this rank's own tokens, summed over the ranks whose queries read them."""
+    """Return the gradient for this rank's own keys or values, summed over the ranks whose queries read them."""
     if context.kind == "gather-plain":  # the conjugate of g does it
         return grad
     return context.scattered(grad.permute(2, 0, 1, 3)).permute(1, 2, 0, 3)

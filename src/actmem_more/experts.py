@@ -49,13 +49,18 @@ class ExpertMLP(ParallelModule):
     If the shape has shared experts, their output is added.
 
     Args:
-        seed: of the weights.
-        routing: how tokens choose experts. "learned": by the router's scores. "even" and "one-sided" ignore the scores'
-            values, so an emulated rank can run them.
-        experts: the ranks that share the experts, from ``expert_ranks``; None: those of ``tp``.
+        shape: the sizes of the layer; ``num_experts`` must be set.
+        tp: the t ranks that share the layer.
+        seed: seed from which the weights are drawn, the same on all ranks.
+        routing: how tokens choose experts. "learned": by the router's scores. "even": each expert gets the same number
+            of tokens. "one-sided": every token goes to the first κ experts. The last two ignore the scores' values, so
+            an emulated rank can run them.
+        experts: the ranks that share the experts, from ``expert_ranks``; None: the ranks of ``tp``.
+        factory: dtype and device of the weights.
 
-    Args of ``forward``: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.
-    Returns: the same shape.
+    Args of ``forward``: x ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism; ``terms``, the NamedForward of
+        the layer's forward pass, which says which tensors are not saved.
+    Returns: a tensor of the shape of x.
 
     Attributes:
         routed_tokens: R, how many pairs of a token and an expert this rank's experts computed in the last forward pass.
@@ -141,9 +146,9 @@ class ExpertMLP(ParallelModule):
 
 
 def expert_ranks(size: int) -> TensorParallel:
-    """Make the group of ``size`` neighbouring ranks with which this rank shares experts; each has tokens of its own.
+    """Make the group of ``size`` neighbouring ranks with which this rank shares experts; each rank has its own tokens.
 
-    Every rank of the job must call it.
+    Every rank of the job must call this function.
 
     Raises: ConfigError if ``size`` doesn't divide the number of ranks.
     """
@@ -159,7 +164,7 @@ def _sorted_by_expert(chosen: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Dispatch:
-    """Sends tokens to their experts' ranks and back. It knows how many pairs (token, expert) each rank sends.
+    """Sends tokens to their experts' ranks and back, with the numbers of pairs (token, expert) that each rank sends.
 
     Attributes:
         tp: the ranks that share the experts.
@@ -176,6 +181,8 @@ class Dispatch:
 
         Args:
             chosen: the numbers of each token's experts: ``[s, b, κ]``, or ``[s/t, b, κ]`` under sequence parallelism.
+            num_experts: E, experts of the layer.
+            tp: the ranks that share the experts.
         """
         # Not bincount: it makes the host wait for a GPU.  ``tolist`` does, once, because the sizes of matmuls and
         # messages are the host's.
@@ -191,12 +198,12 @@ class Dispatch:
 
     @property
     def received(self) -> list[tuple[int, ...]]:
-        """How many pairs arrive at this rank: for each sender, one number for each of this rank's experts."""
+        """Numbers of pairs that arrive at this rank: for each sender a tuple, with one number for each expert here."""
         return [counts[self._of_rank(self.tp.rank)] for counts in self.counts]
 
     @property
     def by_expert(self) -> list[int]:
-        """How many pairs each of this rank's experts gets, from all senders together."""
+        """Numbers of pairs, one for each of this rank's experts, from all senders together."""
         return [sum(of_expert) for of_expert in zip(*self.received)]
 
     def to_experts(self, pairs: Tensor, order: Tensor) -> Tensor:
@@ -215,13 +222,13 @@ class Dispatch:
         return _regrouped(arrived, self.received)
 
     def from_experts(self, rows: Tensor, order: Tensor) -> Tensor:
-        """Send each pair's row back from the expert's rank to the token's rank; undoes ``to_experts``.
+        """Send each pair's row back from the expert's rank to the token's rank: the inverse of ``to_experts``.
 
         Without sequence parallelism nothing is sent, and the rows of other ranks' experts are zeros.
 
         Args:
             rows: ``[R, …]``, sorted by expert, as ``to_experts`` returns them.
-            order: as in ``to_experts``.
+            order: ``[s·b·κ]``, the numbers of the pairs, sorted by expert.
 
         Returns: ``[s·b·κ, …]``, a row for each pair of this rank's tokens.
         """
@@ -250,6 +257,7 @@ def _regrouped(rows: Tensor, blocks: list[tuple[int, ...]]) -> Tensor:
     """Reorder blocks of rows that lie in groups: the first block of each group, then the second of each, and so on.
 
     Args:
+        rows: ``[R, …]``, the blocks of the first group, then those of the second, and so on.
         blocks: for each group, the number of rows of each of its blocks.
     """
     parts = iter(rows.split([size for group in blocks for size in group]))

@@ -27,10 +27,13 @@ _NARROW = ("QKV projection input", "gate and up input", "down input")
 
 
 def fp8_rows(rows: Iterable[Row]) -> list[Row]:
-    """Return what a layer saves if its linears compute in FP8.
+    """Return the rows of a layer whose linears compute in FP8, made from its rows in 16 bits.
+
+    The inputs of the QKV projection and of the MLP's matmuls have half the bytes, and a name that ends with ", FP8: by
+    rule, not run". All other rows stay.
 
     Args:
-        rows: of the same layer in 16 bits, without experts.
+        rows: the rows of the same layer in 16 bits, without experts.
     """
     narrow = {term: f"{term}, FP8: by rule, not run" for term in _NARROW}
     return [replace(row, term=narrow[row.term], bytes=row.bytes // 2) if row.term in narrow else row for row in rows]
@@ -40,14 +43,14 @@ def fp8_copies(shape: LlamaShape, tensor_parallel_size: int, tokens: int) -> tup
     """Count the bytes that one rank needs in FP8 beyond what it needs in 16 bits, apart from saved activations.
 
     Args:
-        shape: of a model without experts.
+        shape: the sizes of a model without experts.
         tensor_parallel_size: t.
-        tokens: of one microbatch on this rank, before sequence parallelism shards them.
+        tokens: tokens of one microbatch on this rank, before sequence parallelism shards them.
 
-    Returns: two numbers of bytes. The first is for one layer's weights, two FP8 copies of each. The second is for
-        the moment of a layer's backward that takes most: two FP8 copies of the gradient of gate and up's output,
-        4·tokens·f/t with an MLP of width f, and tokens·f/t more, because the down projection's input has been freed by
-        then, which in FP8 frees one byte an element less than in 16 bits.
+    Returns: two numbers of bytes. The first is for one layer's weights: two FP8 copies of each. The second is for the
+        moment of a layer's backward that takes the most memory. At that moment there are two FP8 copies of the gradient
+        of the output of gate and up: 4·tokens·f/t bytes with an MLP of width f. And the down projection's input, which
+        has been freed by then, freed tokens·f/t bytes less than in 16 bits.
     """
     t, f = tensor_parallel_size, shape.ffn_hidden_size
     heads = shape.query_size // t + max(shape.num_key_value_heads // t, 1) * shape.d

@@ -33,8 +33,8 @@ from actmem_more.torch_private import replaced_operations, rms_norm_backward
 def gpu_kernels_on_cpu() -> AbstractContextManager[None]:
     """Return a context in which operations on a CPU save for backward what they save on a GPU.
 
-    It replaces ``dropout``, ``rms_norm`` and ``scaled_dot_product_attention`` with dropout. The results are the same,
-    except that attention then does no dropout.
+    The context replaces ``dropout``, ``rms_norm`` and ``scaled_dot_product_attention``. Results stay the same, except
+    that attention then does no dropout.
     """
     return replaced_operations(
         ("AutogradCPU", "scaled_dot_product_attention", _attention),

@@ -35,16 +35,20 @@ from actmem_more.torch_private import flash_on_cpu, flash_on_cpu_backward
 class LatentAttention(ParallelModule):
     """Multi-head latent attention, with a/t heads on each rank.
 
-    A head's query and key have n elements without a position and r that are rotated by position; its value has v.
-    Element i of the r is rotated together with element i + r/2, as in the Llama layer. DeepSeek rotates neighbouring
-    elements, which is the same with the weights' rows in another order. YaRN, which DeepSeek uses for long contexts, is
-    left out; it changes the rotary tables and a constant.
+    A head's query and key have n elements without a position and r elements that are rotated by position; its value has
+    v elements. Element i of the r is rotated together with element i + r/2, as in the Llama layer. DeepSeek rotates
+    neighbouring elements, which gives the same result with the weights' rows in another order. YaRN, which DeepSeek
+    uses for long contexts, is left out; it changes the rotary tables and a constant.
 
     Args:
-        seed: of the weights.
+        shape: the sizes of the layer; its ``latent`` must be set.
+        tp: the t ranks that share the heads.
+        seed: seed from which the weights are drawn, the same on all t ranks.
+        factory: dtype and device of the weights.
 
-    Args of ``forward``: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.
-    Returns: the same shape.
+    Args of ``forward``: x ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism; ``terms``, the NamedForward of
+        the layer's forward pass, which says which tensors are not saved.
+    Returns: a tensor of the shape of x.
     """
 
     def __init__(self, shape: LlamaShape, tp: TensorParallel, *, seed: int, **factory):
@@ -71,7 +75,7 @@ class LatentAttention(ParallelModule):
             self.register_buffer(name, table, persistent=False)
 
     def constants(self, device: torch.device | str | None) -> dict[str, Tensor]:
-        """Make the rotary tables, the buffers ``cos`` and ``sin``."""
+        """Make the rotary tables, the buffers ``cos`` and ``sin``, on ``device``."""
         cos, sin = rotary_tables(self.seq_length, self.rope_head_size)
         return {"cos": cos.to(device), "sin": sin.to(device)}
 
@@ -86,15 +90,22 @@ class LatentAttention(ParallelModule):
         return terms("attention output", lambda y: row_parallel(y, self.projection, self.tp), y)
 
     def up(self, latent: Tensor, *weights: Tensor) -> list[Tensor]:
-        """Multiply a latent by column-parallel weights.
+        """Return a latent multiplied by column-parallel weights, which make this rank's heads from it.
 
-        Returns: for each weight ``[s, b, a/t, width]``, this rank's heads.
+        Args:
+            latent: ``[s, b, rank]``, or ``[s/t, b, rank]`` under sequence parallelism.
+            weights: each ``[a/t · width, rank]``, with ``width`` elements for each head.
+
+        Returns: for each weight ``[s, b, a/t, width]``.
         """
         parts = column_parallel(latent, self.tp, *weights)
         return [part.view(*part.shape[:2], self.heads, -1) for part in parts]
 
     def queries(self, latent: Tensor) -> Tensor:
-        """Compute this rank's queries from the normalised Q latent.
+        """Return this rank's queries, computed from the normalised Q latent.
+
+        Args:
+            latent: ``[s, b, rank]``, or ``[s/t, b, rank]`` under sequence parallelism.
 
         Returns: ``[b, a/t, s, n + r]``, the last r elements rotated by position.
         """
@@ -102,14 +113,14 @@ class LatentAttention(ParallelModule):
         return self.joined(q[..., : self.nope], q[..., self.nope :])
 
     def normed(self, latent: Tensor) -> Tensor:
-        """Normalise the KV latent, without its last r elements, the key that all heads share.
+        """Return the normalised KV latent without its last r elements; those are the part of the key that heads share.
 
         Saves: a view of the KV latent, which keeps the r elements too, and 4 bytes a token.
         """
         return self.kv_latent_norm(latent[..., : self.rank])
 
     def keys_and_values(self, normed: Tensor, latent: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the keys and values of this rank's heads.
+        """Return the keys and values of this rank's heads.
 
         Args:
             normed: the normalised KV latent; V and the first n elements of each key are computed from it.
@@ -122,7 +133,7 @@ class LatentAttention(ParallelModule):
         return self.joined(k, shared[:, :, None]), v.permute(1, 2, 0, 3)
 
     def joined(self, plain: Tensor, turned: Tensor) -> Tensor:
-        """Rotate ``turned`` by position, and append it to each head of ``plain``.
+        """Return the heads of ``plain``, each with ``turned``, rotated by position, appended.
 
         Args:
             plain: ``[s, b, a/t, n]``, elements without a position.
@@ -136,13 +147,14 @@ class LatentAttention(ParallelModule):
 
 
 def attend_uneven(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Compute causal attention whose values may be narrower than its keys.
+    """Return causal attention whose values may be narrower than its keys.
 
-    On a GPU it calls ``scaled_dot_product_attention``, whose memory-efficient kernel takes two widths (not measured).
+    On a GPU this calls ``scaled_dot_product_attention``, whose memory-efficient kernel takes two widths (not measured).
 
     Args:
-        q, k: ``[b, heads, s, d]``.
-        v: ``[b, heads, s, d_v]``, with d_v <= d.
+        q: queries ``[b, heads, s, d]``.
+        k: keys ``[b, heads, s, d]``.
+        v: values ``[b, heads, s, d_v]``, with d_v <= d.
 
     Returns: ``[s, b, heads·d_v]``.
     Saves: q, k, v, the result, and 4 bytes a query.

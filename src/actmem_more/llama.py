@@ -34,21 +34,28 @@ class LlamaLayer(nn.Module):
     Rotary θ and the norms' ε are Llama 3's. With another model's shape the bytes are right, but not the values.
 
     Args:
-        shape: of the whole sequence.
-        recompute: as for ``TransformerLayer``.
-        host: the HostMemory to which tensors are offloaded; give all layers of a model the same one. None makes one.
-        seed: of the weights; as for ``TransformerLayer``.
-        context: the ranks that share the sequence.
+        shape: the sizes of the layer, with the whole sequence.
+        tp: the t ranks that share the layer's weights.
+        recompute: what backward recomputes: "none", "selective", "elementwise", "full", another mode of
+            ``recipes.RECOMPUTE_MODES``, a set of tensors' names to drop, or a dict from names to actions such as
+            "offload".
+        host: the HostMemory to which tensors are offloaded; give all layers of a model the same HostMemory. None: the
+            layer makes one.
+        seed: seed of the weights, the same on all t ranks. None draws a seed from torch's default CPU generator, which
+            must then be in the same state on all t ranks.
         routing: how tokens choose experts: "learned" (by the router's scores), "even" or "one-sided" (whatever the
-            scores are, so that an emulated rank can run it).
+            scores are, so that an emulated rank can run the layer).
+        context: the ranks that share the sequence, and how.
         experts: the ranks that share the experts; None: the t ranks.
+        factory: dtype and device of the weights.
 
-    Args of ``forward``: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism. With c context-parallel ranks s
+    Args of ``forward``: x ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism. With c context-parallel ranks s
         counts only this rank's tokens, those of ``context.own_tokens``.
-    Returns: the same shape.
-    Saves: what actmem_more.llama_terms.llama_rows lists and nothing else, if a flash kernel runs the attention.
-    Raises: ConfigError if the ranks can't share the layer, on a longer sequence, and under context parallelism on a
-        shorter one too.
+    Returns: a tensor of the shape of x.
+    Saves: the tensors that ``actmem_more.llama_terms.llama_rows`` lists and nothing else, if a flash kernel runs the
+        attention.
+    Raises: ConfigError if the ranks can't share the layer, if a sequence is longer than s, and under context
+        parallelism if it is shorter.
     """
 
     def __init__(
@@ -114,8 +121,19 @@ class GroupedQueryAttention(ParallelModule):
     """Attention with fewer key and value heads (k) than query heads (a): each of the k serves a/k query heads.
 
     Each rank has a/t query heads. With t <= k it has k/t key and value heads. With t > k it has one key and value head,
-    the same one as t/k − 1 neighbouring ranks. Each of these ranks computes the gradient from its own query heads, and
-    ``linear.reduce_partial_gradients`` sums it over them.
+    the same head as t/k − 1 neighbouring ranks. Each of these ranks computes the head's gradient from its own query
+    heads, and ``linear.reduce_partial_gradients`` sums these gradients over the ranks.
+
+    Args:
+        shape: the sizes of the layer, with the whole sequence.
+        tp: the t ranks that share the heads.
+        context: the c ranks that share the sequence.
+        seed: seed from which the weights are drawn, the same on all t ranks.
+        factory: dtype and device of the weights.
+
+    Args of ``forward``: x ``[s/c, b, h]``, or ``[s/(tc), b, h]`` under sequence parallelism; ``terms``, the
+        NamedForward of the layer's forward pass, which says which tensors are not saved.
+    Returns: a tensor of the shape of x.
     """
 
     def __init__(self, shape: LlamaShape, tp: TensorParallel, context: ContextParallel, *, seed: int, **factory):
@@ -138,7 +156,7 @@ class GroupedQueryAttention(ParallelModule):
         self.core = FlashCore()
 
     def constants(self, device: torch.device | str | None) -> dict[str, Tensor]:
-        """Make the buffers ``cos`` and ``sin``, the rotary tables for this rank's tokens."""
+        """Make the buffers ``cos`` and ``sin`` on ``device``: the rotary tables for this rank's tokens."""
         tables = rotary_tables(self.seq_length, self.head_size)
         tables_here = [self.context.own_tokens(table) if self.context.size > 1 else table for table in tables]
         return {name: table.to(device) for name, table in zip(("cos", "sin"), tables_here)}
@@ -160,7 +178,7 @@ class GroupedQueryAttention(ParallelModule):
         return terms("attention output", lambda y: row_parallel(y, self.projection, self.tp), y)
 
     def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Project x to queries, keys and values.
+        """Return the queries, keys and values of the layer's input x.
 
         Returns: Q ``[s/c, b, a/t, d]`` and K ``[s/c, b, k/t, d]``, not yet rotated, and V ``[b, k/t, s, d]``, in the
             layout of the attention kernel.
@@ -170,7 +188,7 @@ class GroupedQueryAttention(ParallelModule):
         return q, k, self.context.enter_key(v).permute(1, 2, 0, 3)
 
     def turned(self, x: Tensor, enter: Callable[[Tensor], Tensor]) -> Tensor:
-        """Rotate queries or keys by position, and bring them into the layout of the attention kernel.
+        """Return queries or keys, rotated by position, in the layout of the attention kernel.
 
         Args:
             x: ``[s/c, b, heads, d]``.
@@ -182,16 +200,25 @@ class GroupedQueryAttention(ParallelModule):
         return enter(rotate(x, self.cos[: len(x)], self.sin[: len(x)])).permute(1, 2, 0, 3)  # type: ignore[index]
 
     def turned_heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Project x to Q ``[b, a/t, s, d]`` and K, V ``[b, k/t, s, d]``, with Q and K rotated by position."""
+        """Return Q ``[b, a/t, s, d]`` and K, V ``[b, k/t, s, d]`` of the layer's input x, with Q and K rotated.
+
+        Under "gather" Q, K and V have s/c tokens in place of s; under "gather-plain" only Q has.
+        """
         q, k, v = self.heads(x)
         return self.turned(q, self.context.enter_query), self.turned(k, self.context.enter_key), v
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Compute causal attention of this rank's queries over the whole sequence; returns ``[s/c, b, heads·d]``."""
+        """Return the causal attention of this rank's queries over the whole sequence: ``[s/c, b, heads·d]``.
+
+        Args:
+            q: ``[b, heads, s/c, d]``.
+            k: ``[b, kv heads, s/c, d]``, or ``[b, kv heads, s, d]`` under "gather-plain".
+            v: a tensor of the shape of k.
+        """
         return attend_part(q, k, v, self.context) if self.context.size > 1 else attend(q, k, v)
 
     def to_tokens(self, y: Tensor) -> Tensor:
-        """All-to-all after attention under "ulysses": all tokens of some heads in, this rank's tokens of all heads out.
+        """Run the all-to-all after attention under "ulysses": all tokens of some heads in, own tokens of all heads out.
 
         Args:
             y: ``[s, b, a/(tc)·d]``.
@@ -204,8 +231,8 @@ class GroupedQueryAttention(ParallelModule):
 class FlashCore(nn.Module):
     """Causal attention over all tokens of some heads; used under "ulysses".
 
-    It is a module so that a ledger lists its result apart from the projection's input, the same values after an
-    all-to-all.
+    It is a module so that a ledger lists its result apart from the projection's input, which has the same values after
+    an all-to-all.
     """
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -213,7 +240,7 @@ class FlashCore(nn.Module):
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Compute causal attention of q, k and v ``[b, heads, s, d]``; k and v may have fewer heads than q.
+    """Return the causal attention of q, k and v ``[b, heads, s, d]``; k and v may have fewer heads than q.
 
     Returns: ``[s, b, heads·d]``, a view of the tensor that the kernel saves.
     """
@@ -223,7 +250,13 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def parallel_of(tp: TensorParallel, context: ContextParallel, experts: TensorParallel | None) -> Parallel:
-    """Return a Parallel with the sizes of these groups of ranks, to ask formulas about them."""
+    """Return a Parallel with the sizes of these groups of ranks, as the formulas need it.
+
+    Args:
+        tp: the ranks that share a layer's weights.
+        context: the ranks that share a sequence.
+        experts: the ranks that share the experts; None: the ranks of ``tp``.
+    """
     size = experts.size if experts else None
     return Parallel(tp.size, tp.sequence_parallel, context_parallel_size=context.size, expert_parallel_size=size)
 
@@ -232,13 +265,24 @@ class LlamaStage(ModelPart):
     """A Llama model, or the part of it for one pipeline stage; used as ``GPT`` is.
 
     The part with layer 0 has the embedding, the part with the last layer the final norm, the output layer and the loss.
-    The output layer has a weight of its own. With ``tied_embeddings`` it has the embedding's weight, and if the two are
-    on different stages, each stage has a copy.
+    The output layer has a weight of its own. With ``tied_embeddings`` it has the embedding's weight, and if embedding
+    and output layer are on different stages, each stage has a copy of the weight.
 
     Args:
-        shape: of the whole model and the whole sequence.
-        layers: the numbers of this part's layers; None: all of them.
-        recompute, host, routing, context, experts: as for ``LlamaLayer``.
+        shape: the sizes of the whole model, with the whole sequence.
+        tp: the t ranks that share each layer's weights.
+        layers: the numbers of this part's layers, consecutive and from 0, such as ``range(0, 16)``; None: all layers.
+        recompute: what backward recomputes: a mode's name such as "full", a set of tensors' names to drop, or a dict
+            from names to actions such as "offload".
+        host: the HostMemory to which all layers offload tensors; None: the model makes one.
+        routing: how tokens choose experts: "learned", "even" or "one-sided".
+        context: the ranks that share the sequence, and how.
+        experts: the ranks that share the experts; None: the t ranks.
+        factory: dtype and device of the weights.
+
+    Args of ``forward``: token ids ``[b, s/c]`` on the first part; on later parts activations ``[s/c, b, h]``, with s/t
+        in place of s under sequence parallelism.
+    Returns: logits ``[s/c, b, v/t]`` on the last part, activations on earlier parts.
     """
 
     def __init__(

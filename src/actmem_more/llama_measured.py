@@ -27,9 +27,14 @@ def measure_llama_layer(
     """Make a LlamaLayer and an input, run it, and measure what it saves on this rank.
 
     Args:
-        tp, context: the ranks that share the layer; every one of them must call this.
-        recompute: the layer's mode of recomputation.
-        routing: how tokens choose experts; "even" doesn't depend on the router's scores.
+        shape: the sizes of the layer, with the whole sequence.
+        tp: the tensor-parallel ranks that share the layer; every one of them must call this.
+        recompute: what backward recomputes: "none", "selective", "elementwise", "full" or another mode.
+        device: the device on which the layer runs.
+        dtype: dtype of the weights and the input.
+        routing: how tokens choose experts: "learned" by the router's scores, "even" or "one-sided" whatever the scores
+            are.
+        context: the ranks that share the sequence; every one of them must call this too.
 
     Returns: a Row for each saved tensor, with the name that the formulas give it.
     Raises: LedgerMismatch if the rows' total isn't the bytes that the forward pass leaves alive (``census``).

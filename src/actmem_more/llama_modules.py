@@ -19,10 +19,13 @@ class RMSNorm(ParallelModule):
     """RMSNorm over the last dimension.
 
     Under sequence parallelism a rank sees only its own tokens, so the weight's gradient must be summed over the ranks.
-    With ``of_heads`` it must be summed whenever t > 1, because a rank sees only its own heads.
+    With ``of_heads`` the gradient must be summed whenever t > 1, because a rank sees only its own heads.
 
     Args:
-        of_heads: normalise the d elements of each head, with one weight ``[d]`` for all heads.
+        size: elements of the last dimension: h, or d with ``of_heads``.
+        tp: the t ranks that share the layer.
+        of_heads: True for a norm over the d elements of each head, with one weight ``[d]`` for all heads.
+        factory: dtype and device of the weight.
 
     Saves: its input, and 4 bytes a token; with ``of_heads`` 4 bytes a token and head.
     """
@@ -40,6 +43,11 @@ class RMSNorm(ParallelModule):
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
     """Return x / rms(x) · weight over the last dimension, computed in float32.
+
+    Args:
+        x: ``[…, n]``.
+        weight: ``[n]``.
+        eps: is added to the mean of the squares under the root, so that zeros don't divide by zero.
 
     Saves: x and 1/rms, 4 bytes a token.
     """
@@ -72,12 +80,14 @@ class _RMSNorm(Function):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Apply rotary positions to queries or keys x ``[s, b, heads, d]``.
+    """Return queries or keys with each head rotated by its token's position (rotary positions).
 
     Elements i and i + d/2 of a head are rotated as a pair, as in Hugging Face's Llama.
 
     Args:
-        cos, sin: ``[s, 1, 1, d/2]``, from ``rotary_tables``.
+        x: ``[s, b, heads, d]``.
+        cos: ``[s, 1, 1, d/2]``, from ``rotary_tables``.
+        sin: ``[s, 1, 1, d/2]``, from ``rotary_tables``.
 
     Saves: only the tables, which are constants.
     """
@@ -85,7 +95,13 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def rotary_tables(seq_length: int, head_size: int, theta: float = 500_000.0) -> tuple[Tensor, Tensor]:
-    """Return the tables for ``rotate``: cosine and sine of each position's angles, ``[s, 1, 1, d/2]`` in float32."""
+    """Return the tables for ``rotate``: cosine and sine of each position's angles, ``[s, 1, 1, d/2]`` in float32.
+
+    Args:
+        seq_length: s, in tokens.
+        head_size: d, elements of one head.
+        theta: θ, the base of the angles; Llama 3's is 500,000.
+    """
     frequencies = theta ** (-torch.arange(0, head_size, 2, dtype=torch.float32) / head_size)
     angles = torch.outer(torch.arange(seq_length, dtype=torch.float32), frequencies)[:, None, None]
     return angles.cos(), angles.sin()
@@ -115,8 +131,14 @@ class GatedMLP(ParallelModule):
     Args:
         h: elements of a token, in and out.
         width: elements of gate's and of up's output for one token, over all ranks.
-        seed: of the weights.
-        prefix: put before the names that its saved tensors have in a ledger.
+        tp: the t ranks that share the MLP; t must divide ``width``.
+        seed: seed from which the weights are drawn, the same on all t ranks.
+        prefix: a text such as "shared ", put before the names of the saved tensors ("gate", "up", "down input").
+        factory: dtype and device of the weights.
+
+    Args of ``forward``: x ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism; ``terms``, the NamedForward of
+        the layer's forward pass, which says which tensors are not saved.
+    Returns: a tensor of the shape of x.
     """
 
     def __init__(self, h: int, width: int, tp: TensorParallel, *, seed: int, prefix: str = "", **factory):
@@ -134,7 +156,10 @@ class GatedMLP(ParallelModule):
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """Return silu(gate) · up. Saves its two inputs and nothing else."""
+    """Return silu(gate) · up.
+
+    Saves: ``gate`` and ``up``, and nothing else.
+    """
     return _SwiGLU.apply(gate, up)
 
 
@@ -157,6 +182,7 @@ def row_parallel(x: Tensor, weight: Tensor, tp: TensorParallel) -> Tensor:
     Args:
         x: ``[s, b, in/t]``.
         weight: ``[out, in/t]``, this rank's shard.
+        tp: the t ranks that share the weight.
 
     Returns: ``[s, b, out]``, or ``[s/t, b, out]`` under sequence parallelism.
     Saves: x as given.
@@ -167,19 +193,26 @@ def row_parallel(x: Tensor, weight: Tensor, tp: TensorParallel) -> Tensor:
 def matmul(x: Tensor, weight: Tensor) -> Tensor:
     """Return x · weightᵀ, without a collective.
 
-    Saves: x as given, also if it is a view, of which torch's linear would save a copy; nothing if the weight is frozen.
+    Saves: x as given, a view too (of a view torch's linear would save a copy); nothing if the weight is frozen.
     """
     return column_parallel(x, TensorParallel(), weight)[0]
 
 
 class ReplicatedLinear(ParallelModule):
-    """A linear whose weight is not sharded: the router of experts, or the one that makes a latent.
+    """A linear without a bias whose weight is not sharded: the router of experts, or the linear that makes a latent.
 
     Under sequence parallelism each rank computes it for its own tokens, so the weight's gradient must be summed over
     the ranks.
 
+    Args:
+        in_features: elements of a token in the input.
+        out_features: elements of a token in the output.
+        tp: the t ranks that hold the same weight.
+        seed: seed from which the weight is drawn, the same on all t ranks.
+        factory: dtype and device of the weight.
+
     Args of ``forward``: ``[s, b, in_features]``, or ``[s/t, b, in_features]`` under sequence parallelism.
-    Returns: the same shape with ``out_features``.
+    Returns: ``[s, b, out_features]``, or ``[s/t, b, out_features]`` under sequence parallelism.
     Saves: its input as given.
     """
 

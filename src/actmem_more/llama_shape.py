@@ -24,11 +24,11 @@ class LatentHeads:
     Args:
         query_rank: elements of the latent from which queries are computed.
         key_value_rank: elements of the latent from which keys and values are computed.
-        nope_head_size: elements of a head's query, and of its key, without a position.
-        rope_head_size: elements of a head's query, and of the key that all heads share, with a rotary position.
+        nope_head_size: elements of the part of a head's query, and of its key, that has no position.
+        rope_head_size: elements of the part of a head's query that is rotated, and of the key that all heads share.
         value_head_size: elements of a head's value.
 
-    Raises: ConfigError on a size that no layer can have.
+    Raises: ConfigError on a size that is no whole number of at least 1, or if rope_head_size is odd.
     """
 
     query_rank: int
@@ -50,11 +50,11 @@ class LlamaShape:
     Args:
         seq_length: s, tokens of one sequence.
         micro_batch_size: b, sequences of one microbatch.
-        hidden_size: h, of one token's activation.
-        num_attention_heads: a, query heads.
-        num_key_value_heads: k, key and value heads; with ``latent`` it must be a.
+        hidden_size: h, elements of one token's activation.
+        num_attention_heads: a, number of query heads.
+        num_key_value_heads: k, number of key and value heads; with ``latent`` it must be a.
         ffn_hidden_size: f, width of the gated MLP, or of each expert.
-        head_size: d, of one head's query and key; None: h/a.
+        head_size: d, elements of one head's query and key; None: h/a.
         qk_norm: whether an RMSNorm normalises each head's query and key.
         num_experts: E, number of experts; None: one gated MLP for all tokens.
         experts_per_token: κ, how many of the E experts each token goes to.
@@ -65,7 +65,8 @@ class LlamaShape:
         vocab_size: v, words of the vocabulary.
         tied_embeddings: whether the output layer uses the word embedding's weight.
 
-    Raises: ConfigError on a size that no layer can have.
+    Raises: ConfigError on a size that is no whole number of at least 1, if k does not divide a, if d is odd, or on
+        sizes that contradict each other, such as ``experts_per_token`` without ``num_experts``.
     """
 
     seq_length: int
@@ -144,7 +145,7 @@ class LlamaShape:
     def attention_weights(self) -> int:
         """Weights of attention's four linears in one layer, in elements: 2h·ad for Q and output, 2h·kd for K and V.
 
-        Not for latent attention, which has other linears.
+        The number does not hold for latent attention, which has other linears.
         """
         return 2 * self.hidden_size * (self.query_size + self.key_value_size)
 
@@ -159,7 +160,7 @@ class LlamaShape:
         return self.ffn_hidden_size * (self.num_shared_experts or 0)
 
     def with_sizes(self, **sizes: Any) -> LlamaShape:
-        """Return a copy with some sizes changed; the copy is checked like a new shape."""
+        """Return a copy with the named sizes changed, as in ``seq_length=4096``; it is checked like a new shape."""
         return replace(self, **sizes)
 
 
@@ -194,7 +195,13 @@ TINY_LLAMA = LlamaShape(64, 2, 128, 8, 4, 352)
 
 
 def llama_shape(model: str) -> LlamaShape:
-    """Return the shape of ``tiny-llama`` or of a named model; raise ConfigError on another name."""
+    """Return the sizes of a model by its name.
+
+    Args:
+        model: "tiny-llama" for ``TINY_LLAMA``, or a key of ``LLAMA_MODELS``, such as "llama3-8b" or "deepseek-v3".
+
+    Raises: ConfigError on another name.
+    """
     check_choice("model", model, ("tiny-llama", *LLAMA_MODELS))
     return TINY_LLAMA if model == "tiny-llama" else LLAMA_MODELS[model]
 
@@ -202,9 +209,13 @@ def llama_shape(model: str) -> LlamaShape:
 def check_llama_ranks(shape: LlamaShape, parallel: Parallel) -> None:
     """Raise ConfigError if t ranks can't share one layer of this shape.
 
-    t must divide a, f, the width of the shared experts, and s under sequence parallelism. The number of ranks that
-    share experts must divide the number of experts. Of t and k one must divide the other: with t > k, t/k ranks hold
-    the same key and value head.
+    t must divide a, the width of the shared experts, s under sequence parallelism, and without experts f. The number of
+    ranks that share experts must divide the number of experts. Of t and k one must divide the other: with t > k, t/k
+    ranks hold the same key and value head.
+
+    Args:
+        shape: the sizes of the layer.
+        parallel: how the ranks share the layer; tensor, sequence and expert parallelism are read.
     """
     t = parallel.tensor_parallel_size
     check_divides("num_attention_heads", shape.num_attention_heads, "tensor_parallel_size", t)
@@ -221,16 +232,28 @@ def check_llama_ranks(shape: LlamaShape, parallel: Parallel) -> None:
 
 
 def experts_of_a_rank(num_experts: int, parallel: Parallel) -> int:
-    """Return how many experts each rank has; raise ConfigError if they can't be divided evenly among the ranks."""
+    """Return how many experts each rank holds.
+
+    Args:
+        num_experts: E, experts of one layer.
+        parallel: how the ranks share the layer; ``expert_parallel_size`` ranks share the experts, or t if it is None.
+
+    Raises: ConfigError if this number of ranks does not divide E.
+    """
     kind = "expert" if parallel.expert_ranks > parallel.tensor_parallel_size else "tensor"
     return check_divides("num_experts", num_experts, f"{kind}_parallel_size", parallel.expert_ranks)
 
 
 def own_context_shape(shape: LlamaShape, parallel: Parallel = Parallel(), context_kind: str = "gather") -> LlamaShape:
-    """Return the shape of a layer on one of c context-parallel ranks: the same with s/c tokens.
+    """Return the shape of a layer on one of c context-parallel ranks: a copy of ``shape`` with s/c tokens.
 
     Under "gather" and "gather-plain" 2c must divide s, because each rank has two chunks. Under "ulysses" c must divide
     s, and t·c must divide k, because no head is split.
+
+    Args:
+        shape: the sizes of the layer, with the whole sequence.
+        parallel: how the ranks share the layer; ``context_parallel_size`` is c.
+        context_kind: how the c ranks share a sequence: "gather", "gather-plain" or "ulysses" (``CONTEXT_KINDS``).
 
     Raises: ConfigError if c·t ranks can't share the layer.
     """
@@ -308,11 +331,12 @@ _EXCHANGED = (
 
 
 def llama_layer_terms(shape: LlamaShape, ulysses: bool = False) -> LayerTerms:
-    """Return which tensors a layer of this shape saves, and from what each can be recomputed (LayerTerms).
+    """Return a LayerTerms: the tensors that a layer of this shape saves, and from which others each can be recomputed.
 
     Args:
-        ulysses: with context parallelism of the kind "ulysses", which saves attention's output twice, before and after
-            its all-to-all.
+        shape: the sizes of the layer. Which tensors are saved depends on ``latent``, ``qk_norm`` and the experts.
+        ulysses: True for context parallelism of the kind "ulysses", which saves attention's output twice, before and
+            after its all-to-all.
     """
     terms = _layer(shape.latent is not None, shape.qk_norm, shape.num_experts is not None, shape.shared_ffn_size > 0)
     if not ulysses:
@@ -322,9 +346,12 @@ def llama_layer_terms(shape: LlamaShape, ulysses: bool = False) -> LayerTerms:
 
 
 def input_on_host(terms: LayerTerms) -> dict[str, str]:
-    """Return the actions, by tensors' names, for full recomputation with the layer's input offloaded to the host.
+    """Return a layer's ``recompute`` for full recomputation with the layer's input offloaded to the host.
 
-    Use it as a layer's ``recompute``.
+    Args:
+        terms: the table of the layer's tensors, from ``llama_layer_terms``.
+
+    Returns: a dict from tensors' names to "recompute", and from the input's name to "offload".
     """
     again = (*(recipe.term for recipe in terms.recipes), *terms.statistics)
     return {**dict.fromkeys(again, "recompute"), terms.input: "offload"}

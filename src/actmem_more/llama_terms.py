@@ -48,20 +48,23 @@ def llama_rows(
 
     In 16 bits and without parallelism these are 8sbh + 4sbad + 4sbkd + 6sbf + 4asb + 8sb bytes if nothing is
     recomputed, and 4sbh + 4sbad + 4sbkd + 4sbf + 4asb + 8sb under *elementwise*, which recomputes everything that needs
-    no matmul; ad is h in most models. Under sequence parallelism all of it is divided by t, as long as t <= k; with
+    no matmul; ad is h in most models. Under sequence parallelism every tensor is divided by t, as long as t <= k; with
     t > k every rank saves one head's K and V. With ``qk_norm`` the norms' inputs are saved too, and 4 bytes for each
     head and token. Latent attention saves its latents, and larger Q, K and V.
 
-    On one of c context-parallel ranks, "gather" saves this for s/c tokens. "gather-plain" saves K and V of all s
-    tokens. "ulysses" saves attention's result twice: the kernel saves all tokens of some heads, the projection some
-    tokens of all heads; *elementwise* drops one of the two.
+    One of c context-parallel ranks saves these tensors for s/c tokens under "gather". Under "gather-plain" K and V are
+    those of all s tokens. Under "ulysses" attention's result is saved twice: the kernel saves all tokens of some heads,
+    the projection some tokens of all heads; *elementwise* drops one of the two.
 
     Args:
-        shape: with the whole sequence.
-        recompute: a mode's name, a set of tensors' names to drop, or a dict from names to actions.
+        shape: the sizes of the layer, with the whole sequence.
+        parallel: how the ranks share the layer; tensor, sequence, context and expert parallelism are read.
+        recompute: a mode's name such as "full", a set of tensors' names to drop, or a dict from names to actions such
+            as "offload".
         element_size: bytes of an activation element.
-        routed_tokens: for a layer with experts, R of ``expert_mlp_rows``.
-        context_kind: one of CONTEXT_KINDS.
+        routed_tokens: only for a layer with experts: R, the pairs of a token and an expert that this rank's experts
+            compute; None: sbκ/t.
+        context_kind: how c ranks share a sequence: "gather", "gather-plain" or "ulysses".
 
     Raises: ConfigError if the ranks can't share the layer, or if a named tensor can't be recomputed.
     """
@@ -99,12 +102,12 @@ def llama_rows(
 
 
 def _is_ulysses(parallel: Parallel, context_kind: str) -> bool:
-    """Return whether heads are exchanged for tokens; a single rank exchanges nothing."""
+    """Return whether several ranks share a sequence by all-to-alls from tokens to heads ("ulysses")."""
     return context_kind == "ulysses" and parallel.context_parallel_size > 1
 
 
 def _context_rows(row: Row, c: int, context_kind: str) -> list[Row]:
-    """Return a row of this rank's tokens in the form that c context-parallel ranks save it."""
+    """Return the rows that one of c context-parallel ranks saves in place of ``row``, a row for this rank's tokens."""
     if row.term in ("K", "V") and context_kind == "gather-plain":
         return [replace(row, bytes=c * row.bytes, source="attention, gathered")]
     row = replace(row, split_by=c * row.split_by)
@@ -132,8 +135,9 @@ def _head_rows(shape: LlamaShape, t: int, e: int) -> list[Row]:
 
 
 def llama_matmuls(shape: LlamaShape) -> dict[str, int]:
-    """Return the FLOPs of each matmul of one layer's forward pass over all ranks, named as in ``recipes``.
+    """Return the FLOPs of each matmul of one layer's forward pass of one microbatch, on all ranks together.
 
+    The result is a dict from names such as "QKV projection" or "gate and up" (those in ``Recipe.matmuls``) to FLOPs.
     Attention counts all s² scores, as 2205.05198 appendix A does. The router's matmul counts once, even where every
     rank runs it on every token.
     """
@@ -156,7 +160,12 @@ def llama_matmuls(shape: LlamaShape) -> dict[str, int]:
 
 
 def llama_recomputed_flops(shape: LlamaShape, recompute: Mode) -> int:
-    """Return the FLOPs that backward adds to one layer by recomputing dropped terms, over all ranks."""
+    """Return the FLOPs that recomputing dropped tensors adds to one layer, on all ranks together.
+
+    Args:
+        shape: the sizes of the layer and of one microbatch.
+        recompute: a mode's name such as "full", a set of tensors' names to drop, or a dict from names to actions.
+    """
     matmuls = llama_matmuls(shape)
     return sum(matmuls[name] for name in llama_layer_terms(shape).recomputed_matmuls(recompute))
 
@@ -188,7 +197,7 @@ def _latent_rows(shape: LlamaShape, sizes: LatentHeads, parallel: Parallel, e: i
 
 
 def _latent_matmuls(shape: LlamaShape, sizes: LatentHeads) -> dict[str, int]:
-    """Return the FLOPs of the matmuls that make Q, K and V, forward, over all ranks.
+    """Return the FLOPs of the forward matmuls that make Q, K and V, on all ranks together.
 
     A latent's down-projection counts once, even where every rank runs it on every token.
     """
@@ -218,12 +227,13 @@ def expert_mlp_rows(
     router.
 
     Args:
-        shape: with this rank's part of the sequence.
+        shape: the sizes of the layer, with this rank's part of the sequence.
+        parallel: how the ranks share the layer; tensor, sequence and expert parallelism are read.
         element_size: bytes of an activation element.
         routed_tokens: R; None: sbκ/t, the same on every rank.
 
-    Raises: ConfigError on a layer without experts, if t ranks can't share it, or on more tokens than can be routed
-        there.
+    Raises: ConfigError on a layer without experts, if t ranks can't share the layer, or if ``routed_tokens`` is more
+        than ``most_routed_tokens``.
     """
     most_pairs = most_routed_tokens(shape, parallel)
     check_llama_ranks(shape, parallel)
@@ -259,10 +269,14 @@ def expert_mlp_rows(
 def most_routed_tokens(shape: LlamaShape, parallel: Parallel = Parallel()) -> int:
     """Return the most pairs of a token and an expert that one rank's experts can get: sb · min(κ, E/t).
 
-    Then every token chooses as many of this rank's experts as it can. If ep > t ranks share the experts, the most is
-    sb · ep/t · min(κ, E/ep).
+    They get the most if every token chooses as many of this rank's experts as it can. If ep > t ranks share the
+    experts, the most is sb · ep/t · min(κ, E/ep).
 
-    Raises: ConfigError on a layer without experts, or if the ranks can't share them.
+    Args:
+        shape: the sizes of the layer, with this rank's part of the sequence.
+        parallel: how the ranks share the layer; tensor and expert parallelism are read.
+
+    Raises: ConfigError on a layer without experts, or if the ranks can't share the experts evenly.
     """
     if not shape.num_experts or not shape.experts_per_token:
         raise ConfigError("shape", "this layer has no experts")
@@ -275,10 +289,11 @@ def forced_routed_tokens(shape: LlamaShape, parallel: Parallel, routing: str, ra
     """Return how many pairs of a token and an expert one rank's experts compute under a forced routing.
 
     Args:
-        shape: with this rank's part of the sequence.
+        shape: the sizes of the layer, with this rank's part of the sequence.
+        parallel: how the ranks share the layer; tensor, sequence and expert parallelism are read.
         routing: "even" (a sender's pairs go to all experts in turn), or "one-sided" (every token goes to the first κ
             experts). Neither depends on the router's scores.
-        rank: the number of the rank among those that share experts.
+        rank: the number of the rank among the ranks that share experts, from 0.
 
     Raises: ConfigError on another routing, or on a rank that is not among those that share experts.
     """
@@ -301,9 +316,11 @@ EXPERT_EXCHANGE, CONTEXT_EXCHANGE = "experts", "K and V"
 
 
 def _of_latents(row: PredictedCollective, sizes: LatentHeads, bytes_each: int) -> list[PredictedCollective]:
-    """Return what latent attention sends in place of a row of the paper's layer.
+    """Return the collectives that latent attention runs in place of those of the paper's layer.
 
     Args:
+        row: a collective of the paper's layer.
+        sizes: the sizes of the latents.
         bytes_each: bytes of one element of every token.
     """
     if row.place == OUTPUT:
@@ -321,12 +338,13 @@ def llama_collectives(shape: LlamaShape, parallel: Parallel, recompute: str = "n
     They are those of the paper's layer (``layer_collectives``), with two exceptions. Latent attention gathers the
     latents, and the part of the key that all heads share, instead of attention's input. Experts under sequence
     parallelism exchange tokens by all-to-alls, among the ranks that share experts, instead of the MLP's collectives.
-    Without sequence parallelism every rank has every token: the MLP's all-reduces stay, and one of the gradient of the
-    routing weights is added. Shared experts have the MLP's collectives as well.
+    Without sequence parallelism every rank has every token: the MLP's all-reduces stay, and an all-reduce of the
+    gradient of the routing weights is added. Shared experts have the MLP's collectives as well.
 
     Args:
-        shape: with the whole sequence.
-        recompute: the name of a mode of recomputation.
+        shape: the sizes of the layer, with the whole sequence.
+        parallel: how the ranks share the layer; tensor, sequence, context and expert parallelism are read.
+        recompute: the name of a mode of recomputation, such as "full".
     """
     rank_shape, t, a = own_context_shape(shape, parallel), parallel.tensor_parallel_size, shape.num_attention_heads
     s, b, h = rank_shape.seq_length, rank_shape.micro_batch_size, rank_shape.hidden_size
@@ -367,12 +385,14 @@ def context_collectives(
 ) -> list[PredictedCollective]:
     """List the collectives among the c context-parallel ranks in one layer for one microbatch; none for c = 1.
 
-    The sum of the weights' gradients is not listed: it runs once an iteration, together with that over data-parallel
-    ranks.
+    The sum of the weights' gradients over the c ranks is not listed: it runs once an iteration, together with the sum
+    over data-parallel ranks.
 
     Args:
-        shape: with the whole sequence.
-        context_kind: one of CONTEXT_KINDS.
+        shape: the sizes of the layer, with the whole sequence.
+        parallel: how the ranks share the layer; ``context_parallel_size`` is c.
+        context_kind: how the c ranks share a sequence: "gather", "gather-plain" or "ulysses".
+        recompute: a mode's name such as "full", a set of tensors' names to drop, or a dict from names to actions.
         element_size: bytes of an activation element.
 
     Raises: ConfigError if the ranks can't share the layer.

@@ -25,16 +25,19 @@ def loss_peak_rows(
 ) -> list[Row]:
     """List the tensors of output layer and loss that are alive when they take the most memory, forward and backward.
 
-    Activations have 16 bits. The output layer's weight isn't listed. Its gradient is listed if it is alive at the peak.
-    With "in chunks" it always is, as a float32 sum. With the others it is made after the loss's tensors are freed; so
-    the peak lies either at the loss or, if the gradient takes more, at the gradient.
+    Activations have 16 bits. The output layer's weight isn't listed. The weight's gradient is listed if it is alive at
+    the peak. With "in chunks" it always is, as a float32 sum. With all other ways it is made after the loss's tensors
+    are freed; so the peak lies either at the loss or, if the gradient takes more, at the gradient.
 
     Args:
         loss: how the loss is computed: "float32" and "16 bits" compute all logits on each rank; "in place" shards the
-            vocabulary and makes one float32 copy of the logits, which becomes the softmax; "in chunks" shards it too
-            and has the logits of ``chunk`` tokens at a time.
-        tokens: s·b.
-        chunk: for "in chunks", how many tokens' logits exist at once.
+            vocabulary and makes one float32 copy of the logits, which becomes the softmax; "in chunks" shards the
+            vocabulary too and has the logits of ``chunk`` tokens at a time.
+        tokens: s·b, the tokens of one microbatch.
+        hidden_size: h, elements of one token's activation.
+        vocab_size: v, words of the vocabulary; t must divide it.
+        tensor_parallel_size: t, the ranks among which "in place" and "in chunks" shard the vocabulary.
+        chunk: with "in chunks", for how many tokens logits exist at once; all other ways ignore it.
 
     Raises: ConfigError on another loss, or if t does not divide the vocabulary.
     Source: 2205.05198 section 4.3 for float32 logits; counted by ``actmem.ledger.watch_step``.

@@ -29,8 +29,9 @@ class HostMemory:
     copies are still made, and a ledger lists them as "…, on the host".
 
     Args:
-        ahead: how many copies may run at once. In forward, a copy to the host waits until fewer than ``ahead`` others
-            run. In backward, reading a tensor starts the copies of up to ``ahead`` tensors that backward reads next.
+        ahead: how many copies may run at once. In forward, a copy to the host waits until fewer than ``ahead`` other
+            copies run. In backward, reading a tensor starts the copies of up to ``ahead`` tensors that backward reads
+            next.
 
     Saves: nothing on the device, and all bytes of the storage on the host, until the layer's graph is freed.
     """
@@ -86,9 +87,9 @@ class _HostCopy:
 
     Attributes:
         previous: the copy that was put before this one.
-        reads: how often it was read; more than once if a graph is retained.
-        kept: what autograd holds of it.
-        arriving: its copy on the device, from the start of the fetch until it is read.
+        reads: how often the storage was read; more than once if a graph is retained.
+        kept: the Kept by which autograd holds the copy on the host.
+        arriving: the copy on the device, from the start of the fetch until it is read; else None.
     """
 
     def __init__(
@@ -155,7 +156,9 @@ class EightBits:
 
 
 def eight_bits(flat: Tensor) -> tuple[Tensor, Tensor]:
-    """Round a tensor ``[n]`` to 8-bit integers. The scale of a block of 256 elements is its largest magnitude / 127.
+    """Return a tensor ``[n]`` rounded to 8-bit integers, with a scale for each block of 256 elements.
+
+    The scale is the block's largest magnitude / 127.
 
     Returns: int8 ``[blocks, 256]``, with zeros at the end of the last block, and float32 scales ``[blocks, 1]``.
         ``from_eight_bits`` multiplies the two.
@@ -166,5 +169,12 @@ def eight_bits(flat: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def from_eight_bits(values: Tensor, scales: Tensor) -> Tensor:
-    """Undo ``eight_bits``: return values · scales as one dimension in float32, the last block's zeros included."""
+    """Return values · scales in one dimension and in float32, the inverse of ``eight_bits`` up to rounding.
+
+    Args:
+        values: int8 ``[blocks, 256]``.
+        scales: float32 ``[blocks, 1]``.
+
+    Returns: ``[blocks · 256]``; the zeros that ``eight_bits`` added to the last block are still there.
+    """
     return (values * scales).flatten()

@@ -28,15 +28,17 @@ def rms_norm_backward() -> Callable:
 
 @contextmanager
 def replaced_operations(*replacements: tuple[str, str, Callable[[Callable], Callable]]) -> Iterator[None]:
-    """Replace some of torch's operations by functions of ours while the block runs.
+    """Replace some of torch's operations by functions of ours inside a ``with`` statement.
 
     The replacement is made in torch's dispatcher, so calls from C++ and by any Python name run it too.
 
     Args:
-        replacements: for each operation a tuple (dispatch key, name, make). The key is "AutogradCPU" or "AutogradCUDA",
-            or "CPU" if torch itself differentiates the operation. An example of a name is
-            "scaled_dot_product_attention".
-            ``make`` gets torch's version for devices without a kernel of their own, and returns the new function.
+        replacements: for each operation a tuple (dispatch key, name, make).
+            The key: "AutogradCPU" or "AutogradCUDA" to replace forward and backward of an operation that torch composes
+            of others; "CPU" to replace only the kernel of one for which torch has a derivative formula.
+            The name: the operation's in ATen, such as "scaled_dot_product_attention".
+            ``make``: a function that takes torch's CompositeImplicitAutograd version of the operation, and returns the
+            new function.
     """
     without_kernel = torch._C.DispatchKey.CompositeImplicitAutograd
     with torch.library._scoped_library("aten", "IMPL") as library:

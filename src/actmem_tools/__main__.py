@@ -25,7 +25,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command that the first argument names.
 
     Args:
-        argv: the command's name and its options; by default those that the process was started with.
+        argv: the command's name and its options, such as ``["plan", "175B", …]``; None: the process's own command line.
 
     Returns: the command's exit code; 2, after one line on standard error, if there is no such command; 130 after
         Ctrl-C.

@@ -23,8 +23,8 @@ class Parser(argparse.ArgumentParser):
 
     Args:
         word: the command's name, such as "plan".
-        description: one sentence on the command, for ``--help``.
-        options: further arguments of ``argparse.ArgumentParser``.
+        description: one sentence that says what the command does, for ``--help``.
+        options: further keyword arguments of ``argparse.ArgumentParser``, such as ``epilog``.
     """
 
     def __init__(self, word: str, description: str, **options):
@@ -37,7 +37,7 @@ class Parser(argparse.ArgumentParser):
         """Add the option ``--json [FILE]``.  Its value is the file's name, or "-" (the screen) if FILE is left out.
 
         Args:
-            what: words for the help text that say what is written, such as "the result".
+            what: the object that is written, as a phrase for the help text, such as "the result".
         """
         to = f"{what} as JSON, to FILE; without FILE, to the screen"
         self.add_argument("--json", nargs="?", const="-", metavar="FILE", type=writable, help=to)
@@ -47,7 +47,7 @@ class Parser(argparse.ArgumentParser):
 
         Args:
             argv: the options as typed; None to read the process's own command line.
-            command: takes the options that were read; returns its exit code.
+            command: a function that gets the options that were read, does the work, and returns an exit code.
 
         Returns: the command's exit code; 2, after one line on standard error, if an option is bad, if the command
             raises ConfigError or if a file can't be opened; 130 after Ctrl-C; 1 if the pipe that reads the output was
@@ -71,7 +71,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def one_line(error: BaseException) -> str:
-    """Return an exception's type and message in one line of at most 200 characters."""
+    """Return an exception's type and message as one line of at most 200 characters, such as "ValueError: too long"."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
     return text if len(text) <= 200 else f"{text[:199]}…"
 
@@ -79,7 +79,7 @@ def one_line(error: BaseException) -> str:
 def show_progress(text: str) -> None:
     """Show a progress message on one line of standard error, which the next call overwrites.
 
-    It does nothing if standard error is not a terminal.
+    Nothing is shown if standard error is not a terminal.
 
     Args:
         text: the message, cut off after 79 characters; "" clears the line.
@@ -123,12 +123,12 @@ def write(where: str, text: str) -> None:
 
 
 def screen(**options: Any) -> Console:
-    """Make a rich console that is at least 80 columns wide, because the tables are.
+    """Make a rich console that is at least 80 columns wide, as wide as the commands' tables.
 
-    On a narrower screen the terminal then wraps the lines; otherwise rich would cut digits off.
+    A narrower terminal then wraps the lines; with the terminal's own width rich would cut digits off.
 
     Args:
-        options: arguments of ``rich.console.Console``.
+        options: keyword arguments of ``rich.console.Console``.
     """
     from rich.console import Console
 
@@ -142,8 +142,8 @@ def empty_table(title: str, *columns: str) -> Table:
 
     Args:
         title: the line above the table.
-        columns: headings.  Columns called "plan", "line" and "source" hold text and are aligned left; the others hold
-            numbers and are aligned right.  Only text under "plan" and "source" may wrap.
+        columns: the headings.  Columns called "plan", "line" and "source" hold text and are aligned left; all other
+            columns hold numbers and are aligned right.  Only text under "plan" and "source" may wrap.
     """
     from rich import box
     from rich.table import Table
@@ -158,5 +158,10 @@ def empty_table(title: str, *columns: str) -> Table:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its noun: ``1 rank``, ``2 ranks``, ``2 microbatches``."""
+    """Return a number with its noun, in the plural if it isn't 1: ``1 rank``, ``2 ranks``, ``2 microbatches``.
+
+    Args:
+        number: the number.
+        noun: the noun in the singular, such as "rank".
+    """
     return f"{number} {noun}" + ("" if number == 1 else "es" if noun.endswith("ch") else "s")

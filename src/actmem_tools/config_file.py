@@ -23,8 +23,8 @@ def read_config(target: str) -> dict:
 
     Returns: the file's JSON object, unchanged.
 
-    Raises: ConfigError if the file is no such configuration, or if its model can't be planned (it is quantized, or
-        has both an encoder and a decoder).
+    Raises: ConfigError if the file is no such configuration; or if its model can't be planned, because it is quantized,
+        because its key heads don't divide its query heads, or because it names a kernel that would be downloaded.
     """
     try:
         given = json.loads(Path(target).read_text(encoding="utf-8"), object_hook=_without_code)
@@ -62,7 +62,7 @@ class Order:
     Attributes:
         first: how many layers come before the first block.
         period: how many layers a block has.
-        after_encoder: whether they are a decoder's, and an encoder runs before it.
+        after_encoder: whether these layers belong to a decoder, before which an encoder runs.
     """
 
     first: int = 0
@@ -70,7 +70,7 @@ class Order:
     after_encoder: bool = False
 
     def num_layers(self, blocks: int) -> int:
-        """Return how many layers a model with this many blocks has, including the ``first`` ones; 0 for 0 blocks."""
+        """Return how many layers a model with this many blocks has, the ``first`` ones included; 0 for 0 blocks."""
         return self.first + blocks * self.period if blocks else 0
 
     def place(self, layer: int) -> int:
@@ -82,14 +82,14 @@ class Order:
 
 
 def order_of(kinds: Sequence[str]) -> Order:
-    """Find the blocks that a model's layers form.
+    """Return the Order of a model's layers: after how many layers, and in blocks of how many, their kinds repeat.
 
     Args:
-        kinds: one text per layer; layers with equal texts run the same operations.
+        kinds: one text for each layer; layers with equal texts run the same operations.
 
     Returns: the order; if several fit, the one in which the second block ends earliest.
 
-    Raises: ConfigError if the layers don't repeat.
+    Raises: ConfigError if the kinds don't repeat.
     """
     number = len(kinds)
     orders = [

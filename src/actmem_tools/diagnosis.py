@@ -28,9 +28,9 @@ class Finding:
 
     Attributes:
         waste: the name of this kind of waste, such as "repeated K and V".
-        bytes: how many bytes fewer are saved for backward after the change.
+        bytes: how many bytes fewer are saved for backward after the change of the code.
         floor: how many bytes of these tensors are still saved after the change.
-        text: one or two sentences: what is saved now, and what to change.
+        text: one or two sentences for the user: what is saved now, and what to change.
     """
 
     waste: str
@@ -40,12 +40,12 @@ class Finding:
 
 
 def findings(rows: Iterable[SavedTensor]) -> list[Finding]:
-    """Find every known kind of waste among saved tensors.
+    """Return a Finding for every known kind of waste among saved tensors.
 
     Args:
-        rows: ``Ledger.tensors``, one row for each saved tensor.
+        rows: one row for each saved tensor, from ``Ledger.tensors``.
 
-    Returns: the findings that would free any bytes, the largest first.  Two findings can count the same tensor.
+    Returns: the findings whose change would free any bytes, the largest first.  Two findings can count the same tensor.
     """
     rows = [row for row in rows if row.bytes]
     wastes = []
@@ -77,7 +77,7 @@ def _each(is_waste: Callable[[SavedTensor], bool]) -> Callable[[Rows], Rows]:
     return lambda rows: [row for row in rows if is_waste(row)]
 
 
-#: A CPU runs several operations for these where a GPU runs one kernel: for the first with dropout, the second always.
+#: Operations for which a CPU runs several kernels and a GPU one: attention if it has dropout, RMSNorm always.
 _FUSED_ON_GPUS = ("scaled_dot_product_attention", "rms_norm")
 _ON_CPU = " Recorded on a CPU; a GPU may save less."
 _MATMUL = ("matmul", "bmm", "baddbmm", "__matmul__", "einsum")
@@ -96,7 +96,7 @@ def _gelu(rows: Rows) -> Rows:
 
 
 def _norm(rows: Rows) -> Rows:
-    """Find the float32 tensors saved by norms whose input has 16 bits and which make a float32 copy of it."""
+    """Find the float32 tensors saved by norms that make a float32 copy of their 16-bit input."""
     if not any(_is(row, "bfloat16", "float16") for row in rows):
         return []
     kept = []
@@ -109,7 +109,11 @@ def _norm(rows: Rows) -> Rows:
 
 
 def _beside_its_input(activation: str) -> Callable[[Rows], Rows]:
-    """Make a rule that finds an activation's results, saved by a multiplication, where its inputs are saved too."""
+    """Make a rule that finds results of an activation function, saved by a product, whose inputs are saved too.
+
+    Args:
+        activation: the function's name, "silu" or "gelu".
+    """
 
     def rule(rows: Rows) -> Rows:
         inputs = {(row.shape, row.dtype) for row in rows if row.op == activation}
@@ -163,7 +167,7 @@ _RULES: tuple[tuple[str, Callable[[Rows], Rows], Callable[[Rows], int], str], ..
 
 
 def main(argv: list[str]) -> int:
-    """Run ``actmem diff BEFORE AFTER``: print how the saved tensors of two runs of ``actmem record`` differ.
+    """Run ``actmem diff BEFORE AFTER``: print the differences between the saved tensors of two ``actmem record`` runs.
 
     Args:
         argv: what follows ``actmem diff``: the paths of two files that ``actmem record --json FILE`` wrote.
@@ -195,7 +199,7 @@ def _key(row: SavedTensor) -> tuple:
 
 
 def _without(rows: Rows, others: Rows) -> Rows:
-    """The rows that have no equal among ``others``; each of ``others`` is the equal of at most one row."""
+    """Return the rows that have no equal among ``others``; each of ``others`` is the equal of at most one row."""
     left = Counter(map(_key, others))
     rest = []
     for row in rows:
@@ -206,16 +210,17 @@ def _without(rows: Rows, others: Rows) -> Rows:
 
 
 def diff_text(before: Rows, after: Rows) -> str:
-    """List which saved tensors are gone ("went"), new ("came") and unchanged ("stayed") between two recorded runs.
+    """Return text that lists the saved tensors that are gone, new and unchanged between two recorded runs.
 
     Two rows are the same tensor if they agree in module, operation, argument, shape, dtype, bytes and kind.  So a
     tensor that a layer norm saved before and a checkpoint saves now is listed twice, as gone and as new.
 
     Args:
         before: the saved tensors of one run.
-        after: those of the other run.
+        after: the saved tensors of the other run.
 
-    Returns: text: a line with the total bytes before and after, then the three lists with the bytes of each tensor.
+    Returns: a line with the total bytes before and after, then the lists "went" (gone), "came" (new) and "stayed"
+        (unchanged) with the bytes of each tensor.
     """
     sizes = _size(before), _size(after)
     parts = [f"{sizes[0]:,} B before, {sizes[1]:,} B after: {sizes[1] - sizes[0]:+,} B"]

@@ -29,7 +29,7 @@ from actmem_tools.command_line import one_line
 from actmem_tools.no_device import cuda_without_device
 from actmem_tools.torch_private import is_fake, lacks_values, plain_tensors
 
-#: What a factory may call the size that a letter of the paper stands for, besides the letter itself.
+#: For each letter the names, besides the letter itself, that a factory's argument for this size may have.
 SIZE_NAMES = {
     "s": ("seq_length", "seq_len", "sequence_length", "length"),
     "b": ("batch_size", "micro_batch_size", "batch"),
@@ -47,11 +47,14 @@ FAKE_MASKS: set[str] = set()
 
 
 class Raised(ConfigError):
-    """The user's code raised an exception, in the factory, in forward or in backward."""
+    """Error: the user's code raised an exception, in the factory, in forward or in backward."""
 
 
 def load_factory(target: str) -> Callable[..., Any]:
     """Import the function that ``target`` names: ``pkg.module:factory`` or ``file.py:factory``.
+
+    Args:
+        target: the path or the dotted name of a module, a colon, and the function's name.
 
     Raises: ConfigError if there is no such function, or if its file can't be loaded.
     """
@@ -103,9 +106,10 @@ def built_model(
 
     Args:
         factory: the user's function; it takes sizes by keyword and returns a model and its inputs.
-        sizes: the value of each size by its letter, such as {"s": 128}.  The factory must take each as a keyword: the
-            letter, or one of its long names in ``SIZE_NAMES``.
-        dtype: a key of ``DTYPES`` to which weights and floating-point inputs are converted; "" leaves them as they are.
+        sizes: the value of each size by its letter, such as {"s": 128}.  The factory must take each size as a keyword:
+            the letter, or one of the letter's long names, such as ``seq_length`` (``SIZE_NAMES``).
+        dtype: the dtype to which weights and floating-point inputs are converted, such as "bfloat16" (``DTYPES``); ""
+            leaves them as they are.
         device: "cpu" or "cuda", to which model and inputs are moved.
 
     Raises: ConfigError if the factory doesn't take a size, if it raises, or if it doesn't return a model and inputs.
@@ -152,9 +156,9 @@ def built_model(
 def _take_rows_as_whole_sequences() -> None:
     """Let Hugging Face's models assume, on fake tensors, that each row of the batch is one sequence without padding.
 
-    They read the values of position ids to find out whether a row packs several sequences, and those of a mask to find
-    out whether it masks anything.  Fake tensors have no values, so the models would assume the worst case, and make a
-    mask and repeated keys and values for it: on an H200 that was 3% more at the peak of Llama 3.2 1B.
+    These models read the values of position ids to find out whether a row packs several sequences, and the values of a
+    mask to find out whether it masks anything.  Fake tensors have no values, so the models would assume the worst case,
+    and make a mask and repeated keys and values for it: on an H200 that was 3% more at the peak of Llama 3.2 1B.
     """
     masks = sys.modules.get("transformers.masking_utils")
     for name in ("find_packed_sequence_indices", "_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa"):
@@ -165,8 +169,9 @@ def _take_rows_as_whole_sequences() -> None:
 def _without_fake(original: Callable) -> Callable:
     """Wrap a function of transformers that reads the values of its first argument, position ids or a mask of padding.
 
-    Returns: a function that does the same for tensors with values.  For fake position ids it returns None: there are no
-        packed sequences.  For a fake mask, which has sizes after it, it goes on as without a mask.
+    Returns: a function that calls ``original`` for tensors with values.  For fake position ids it returns None: there
+        are no packed sequences.  For a fake mask, after which there are further arguments, it calls ``original`` with
+        None in place of the mask.
     """
 
     @functools.wraps(original)
@@ -180,12 +185,12 @@ def _without_fake(original: Callable) -> Callable:
 
 
 def gradient_note(names: Iterable[str]) -> str:
-    """Write a warning that some weights got no gradient in backward, with the usual causes.
+    """Return a warning that some weights got no gradient in backward, with the usual causes.
 
     Args:
-        names: names of the trainable parameters that got none.
+        names: names of the trainable parameters that got no gradient.
 
-    Returns: the warning, one line; "" if there are no names.
+    Returns: one line; "" if there are no names.
     """
     kinds = [*dict.fromkeys(re.sub(r"(^|\.)\d+(?=\.)", r"\1*", name) for name in names)]
     if not kinds:
@@ -199,6 +204,10 @@ def gradient_note(names: Iterable[str]) -> str:
 
 def run_forward(model: nn.Module, inputs: Any) -> Any:
     """Run a model's forward, ``model(*inputs)`` or ``model(**inputs)``, and return its output.
+
+    Args:
+        model: the model.
+        inputs: a tuple of positional arguments, a dict of keyword arguments, or any other value as the only argument.
 
     Raises: ConfigError if the model's forward raises any exception.
     """
@@ -218,8 +227,8 @@ def tensors_for(fake: bool, device: str = "cpu") -> Iterator[None]:
     """Make a context in which models are made and run on real tensors, or on torch's fake ones (shapes, no values).
 
     Args:
-        fake: whether tensors are fake.
-        device: "cpu" or "cuda".  Fake tensors can be on "cuda" even on a machine without a GPU: they imitate an H100.
+        fake: True for fake tensors, False for real ones.
+        device: "cpu" or "cuda".  Fake tensors can be on "cuda" on a machine without a GPU too: they imitate an H100's.
     """
     FAKE_MASKS.clear()
     with contextlib.ExitStack() as stack:
@@ -238,7 +247,7 @@ def tensors_for(fake: bool, device: str = "cpu") -> Iterator[None]:
 def _applied(module: nn.Module, function: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
     """Stands in for ``Module._apply``, which ``.to``, ``.bfloat16`` and ``.cuda`` call, on fake parameters.
 
-    torch's own swaps a parameter's tensor in place, which fake ones don't allow.  Tied weights stay tied.
+    torch's own method swaps a parameter's tensor in place, which fake tensors don't allow.  Tied weights stay tied.
     """
     for child in module.children() if recurse else ():
         child._apply(function)
@@ -278,7 +287,12 @@ def _real(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def keyword_of(factory: Callable[..., Any], size: str) -> str:
-    """Return the keyword by which a factory takes a size: the letter or one of its ``SIZE_NAMES``; "" if none."""
+    """Return the keyword by which a factory takes a size: the letter or one of its ``SIZE_NAMES``; "" if none.
+
+    Args:
+        factory: the user's function.
+        size: the size's letter, such as "s"; or another keyword, such as "device".
+    """
     names = (size, *SIZE_NAMES.get(size, ()))
     try:
         return next((name for name in names if name in inspect.signature(factory).parameters), "")

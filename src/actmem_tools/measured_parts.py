@@ -18,11 +18,11 @@ def measure_parts(parts: Sequence[ModelPart], actions: Iterable[tuple[str, int, 
     """Run a pipeline rank's actions in order, and measure what is saved for backward after the last one.
 
     Args:
-        parts: the rank's model chunks.
-        actions: ``(kind, chunk, microbatch)`` in order.  "F" runs the chunk's forward pass on a microbatch and keeps
-            its autograd graph alive; "B" frees that graph, without running backward.
+        parts: the rank's model chunks, in the order of their numbers.
+        actions: tuples ``(kind, chunk, microbatch)`` in order, both numbers from 0.  Kind "F" runs the chunk's forward
+            pass on a microbatch and keeps its autograd graph alive; "B" frees that graph, without running backward.
 
-    Returns: the saved bytes, one row for each term, summed over the microbatches in flight.
+    Returns: the saved bytes, one Row for each term, summed over the microbatches in flight.
     """
     held: dict[tuple[int, int], tuple[Tensor, list[Row]]] = {}
     for kind, chunk, microbatch in actions:
@@ -39,13 +39,13 @@ def measure_parts(parts: Sequence[ModelPart], actions: Iterable[tuple[str, int, 
 def run_part(part: ModelPart) -> Tensor:
     """Run one microbatch of random values through a model chunk of a pipeline rank.
 
-    So the rank can be measured without the others.  The input is token ids if the chunk has the embedding; otherwise it
-    is activations, in place of those that the stage before would send.
+    So the rank can be measured without other ranks.  The input is token ids if the chunk has the embedding; otherwise
+    activations, in place of those that the stage before would send.
 
     Args:
-        part: the chunk.
+        part: the model chunk.
 
-    Returns: the chunk's output; or, if it has the last layer, the loss on random targets.
+    Returns: the chunk's output; or, if the chunk has the last layer, the loss on random targets.
     """
     sizes = part.shape.micro_batch_size, part.shape.seq_length
     ids = lambda: torch.randint(0, part.shape.vocab_size, sizes)  # noqa: E731

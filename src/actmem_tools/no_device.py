@@ -20,7 +20,7 @@ from actmem_tools.torch_private import torch_release
 
 #: The first torch that runs fake CUDA tensors without a driver.
 OLDEST = (2, 11)
-#: Philox: a seed and an offset of 8 bytes each.
+#: Bytes of the state of a GPU's generator (Philox): a seed and an offset of 8 bytes each.
 _STATE_BYTES = 16
 #: Compute capability of an H100.
 H100 = (9, 0)
@@ -29,10 +29,10 @@ _MASK_WIDTH = 8
 
 
 def gpu_of_this_build(capability: tuple[int, int] = H100) -> Gpu:
-    """Describe a GPU for ``cuda_without_device``, with the versions of cuDNN and torch that are installed here.
+    """Return a Gpu for ``cuda_without_device``, with the versions of cuDNN and torch that are installed here.
 
     Args:
-        capability: the GPU's compute capability, (major, minor).
+        capability: the compute capability of the GPU to imitate, (major, minor); the default is an H100's.
     """
     return Gpu(capability, torch.backends.cudnn.version() or 0, torch_release())
 
@@ -41,12 +41,12 @@ def gpu_of_this_build(capability: tuple[int, int] = H100) -> Gpu:
 def cuda_without_device(gpu: Gpu | None = None) -> Iterator[None]:
     """Make a context in which a forward pass on fake CUDA tensors saves for backward what it would save on a GPU.
 
-    This needs a CUDA build of torch, but no GPU and no driver.  It works for fake tensors and forward only: backward
-    fails, because autograd starts a thread for the GPU.
+    The context needs a CUDA build of torch, but no GPU and no driver.  Only the forward pass of fake tensors works:
+    backward fails, because autograd starts a thread for the GPU.
 
     Args:
-        gpu: the GPU that is imitated, which decides the attention kernel; by default an H100 with the installed cuDNN
-            and torch.
+        gpu: the GPU to imitate, on which the choice of the attention kernel depends; None: an H100 with the installed
+            cuDNN and torch.
 
     Raises: ConfigError on torch before 2.11, where a linear layer calls the driver and the process aborts.
     """
@@ -62,7 +62,7 @@ def cuda_without_device(gpu: Gpu | None = None) -> Iterator[None]:
 class _Generator(torch.Generator):
     """Stands in for ``torch.Generator``: for a CUDA device, a generator that only has a state of the right size.
 
-    For other devices it makes torch's own.
+    For other devices ``_Generator(device)`` is torch's own generator.
     """
 
     def __new__(cls, device: Any = "cpu"):
@@ -109,9 +109,10 @@ def _call(
 
 
 def _bias(mask: Tensor, query: Tensor, key: Tensor, kernel: str) -> Tensor:
-    """The mask as cuDNN's and the memory-efficient kernel save it, expanded to the scores' shape.
+    """Return the mask as cuDNN's and the memory-efficient kernel save it, expanded to the scores' shape.
 
-    A boolean mask becomes numbers that are added to the scores.  For the memory-efficient kernel its rows are padded.
+    A boolean mask becomes numbers that are added to the scores.  For the memory-efficient kernel the mask's rows are
+    padded.
     """
     if mask.dtype is torch.bool:
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(mask.logical_not(), float("-inf"))

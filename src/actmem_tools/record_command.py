@@ -23,7 +23,7 @@ from actmem_tools.tape.evaluate import parsed_sizes
 
 #: A run on fake tensors is checked by a run on real ones if weights and saved tensors take no more bytes than this.
 _CHECKED_BYTES = 256 << 20
-#: Sizes at which it is checked if they take more, for those of these letters that the factory takes.
+#: Sizes, by letter, of the small runs that check larger ones; only letters that the factory takes are set.
 _SMALL = {"s": 16, "b": 2, "l": 2}
 _EVAL_MODE = "the model is in eval mode, where dropout and batch norm keep less: call model.train() in the factory"
 #: The note on a step that ran on a CPU with oneDNN.
@@ -44,7 +44,8 @@ def main(argv: list[str]) -> int:
     With --step it also finds the peak memory of a training step.
 
     Args:
-        argv: what follows ``actmem record``: the function that makes the model, as ``file.py:factory``, and options.
+        argv: what follows ``actmem record``: the function that makes the model, such as ``file.py:factory``, and
+            options.
 
     Returns: the exit code: 0, or 2 after one line of error on bad input.
     """
@@ -136,7 +137,7 @@ def _write(result: dict[str, Any], options: argparse.Namespace, text: str) -> No
 
 
 def _of_this_rank(file: str) -> str:
-    """The file's name, with the rank in it if there are several ranks: ``step.json`` becomes ``step-rank1.json``."""
+    """Return a file's name with this rank in it, if there are several: ``step-rank1.json`` for ``step.json``."""
     if file == "-" or not dist.is_initialized() or dist.get_world_size() == 1:
         return file
     path = Path(file)
@@ -144,8 +145,7 @@ def _of_this_rank(file: str) -> str:
 
 
 def _step_notes(model: torch.nn.Module, ledger: Ledger, options: argparse.Namespace) -> list[str]:
-    """Notes on a step that ran: that kernels have workspaces which aren't counted, and which weights got no
-    gradient."""
+    """Return sentences on a step that ran: on kernels' workspaces, which aren't counted, and on missing gradients."""
     kinds = torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d, torch.nn.RNNBase
     has_kinds = any(isinstance(part, kinds) for part in model.modules()) or "cast weight" in ledger.by_kind()
     onednn = options.device == "cpu" and not options.fake and torch.backends.mkldnn.is_available()
@@ -172,9 +172,9 @@ def _optimizer(name: str, model: torch.nn.Module) -> torch.optim.Optimizer | Non
 
 
 def _fake_note(factory: Any, sizes: dict[str, int], options: argparse.Namespace, ledger: Ledger, weights: int) -> str:
-    """Check a run on fake tensors by one on real tensors, and say in one sentence whether both save the same bytes.
+    """Check a run on fake tensors by a run on real ones, and return a sentence that says whether both save equal bytes.
 
-    If the real tensors would be too large, both kinds run at small sizes.
+    If the real tensors would be too large, both runs are repeated at small sizes.
     """
     where, fake_bytes = "", ledger.total_bytes
     try:
@@ -195,7 +195,7 @@ def _fake_note(factory: Any, sizes: dict[str, int], options: argparse.Namespace,
 
 
 def _kept_bytes(factory: Any, sizes: dict[str, int], dtype: str) -> tuple[int, int]:
-    """Run a model that the factory makes at these sizes; return the bytes saved for backward, and those of weights."""
+    """Run a model that the factory makes at these sizes; return the bytes saved for backward and the weights' bytes."""
     model, inputs = load_model.built_model(factory, sizes, dtype)
     return _recorded(model, inputs).total_bytes, _weight_bytes(model)  # in this order: forward makes lazy weights
 
@@ -206,16 +206,18 @@ def as_dict(ledger: Ledger, bill: StepBill | None, more: dict[str, Any]) -> dict
     Args:
         ledger: the tensors that a forward pass saved for backward.
         bill: the tensors that are alive at the peak of a training step; None if no step ran.
-        more: further keys and values, which come first.
+        more: further keys and values, such as "target" and "notes", which come first in the result.
 
     Returns: a dict with the keys of ``more`` and these.
-        total_bytes, host_bytes: bytes saved for backward on the device, and in the host's memory.
-        by_kind: these bytes by kind of tensor.
+        total_bytes: bytes saved for backward on the model's device.
+        host_bytes: bytes saved for backward in the host's memory, if that isn't the model's device.
+        by_kind: a dict from kinds of tensors, such as "activation", to bytes on the device.
         rows: the saved tensors, one dict each.
         findings: saved tensors that a change of the code would avoid, one dict each.
-        peak_bytes: only if a step ran: the most bytes alive at once.
-        peak: only if a step ran: the storages alive at that moment, one dict each.
-        curve, phases: only if a step ran: the bytes alive over the step, and where its phases begin.
+        peak_bytes: the most bytes alive at once; this key and the next three only if a step ran.
+        peak: the storages alive at that moment, one dict each.
+        curve: bytes alive after each operation of the step.
+        phases: pairs of a phase's name and the index in "curve" at which it begins.
     """
     result = {**more, "total_bytes": ledger.total_bytes, "host_bytes": ledger.host_bytes, "by_kind": ledger.by_kind()}
     result["rows"] = [row.as_dict() for row in ledger.tensors]

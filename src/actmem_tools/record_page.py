@@ -17,7 +17,7 @@ def page(result: dict[str, Any]) -> str:
     """Return the text of one HTML page that shows a recorded run.
 
     Args:
-        result: what ``record_command.as_dict`` returns.
+        result: the dict of a recorded run (its total bytes, rows, findings and curve), from ``record_command.as_dict``.
     """
     data = json.dumps(result).replace("<", "\\u003c")
     parts = [
@@ -42,7 +42,7 @@ def _rows(rows: Iterable[dict[str, Any]]) -> str:
 
 
 def _wide(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """A table in HTML that scrolls sideways by itself."""
+    """Return a table in HTML that scrolls sideways by itself."""
     head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in line) + "</tr>" for line in lines)
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'

@@ -28,7 +28,16 @@ def is_fake(tensor: Tensor) -> bool:
 
 
 def fake_tensor(like: Any, is_view: bool, shape: torch.Size, stride: tuple, offset: int, dtype: torch.dtype) -> Tensor:
-    """Make a fake tensor on the device of ``like``; if ``is_view``, it shares the storage of ``like``."""
+    """Make a fake tensor on the device of ``like``.
+
+    Args:
+        like: a fake tensor.
+        is_view: whether the new tensor shares the storage of ``like``; False gives it a storage of its own.
+        shape: the new tensor's shape.
+        stride: its strides.
+        offset: where in the storage of ``like`` a view begins, in elements.
+        dtype: its dtype.
+    """
     with torch._C._DisableTorchDispatch():
         made = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
         if is_view:

@@ -33,7 +33,7 @@ from actmem_tools.plan.plan_report import plan_text
 from actmem_tools.plan.planned_models import PlannedModel
 from actmem_tools.plan.search import Bill, Counted, Plan, bill_of, chunk_layers, share
 
-#: The line in which ``--verify`` says what it doesn't run.
+#: The line in which ``--verify`` lists the parts of a job that it doesn't run.
 NOT_RUN = (
     "Not run: data-parallel ranks (states are counted whole, then divided by the bill's rule) and communication buffers"
 )
@@ -46,14 +46,14 @@ _Ranks = tuple[TensorParallel, ContextParallel, TensorParallel | None]
 
 
 def verify_plan(model: PlannedModel, plan: Plan) -> Comparison:
-    """Run the plan's fullest rank, emulated, and compare its predicted bill with what it holds.
+    """Run the plan's fullest rank, emulated, and compare its predicted bill with the bytes that it really holds.
 
     Args:
-        model: what the plan trains.
-        plan: the plan.
+        model: the planned model that the plan trains.
+        plan: the plan to check, from ``Request.search``.
 
-    Returns: predicted and counted bytes of each line of the bill that is a weight, a gradient, an optimizer state, an
-        activation, or of the logits and the loss.
+    Returns: a Comparison of predicted and counted bytes, with each line of these parts of the bill: weights, gradients,
+        optimizer states, activations, logits and loss.
 
     Raises: ConfigError if this library has no layer or no optimizer to run the plan with.
     """
@@ -68,11 +68,11 @@ def measure_fullest(model: PlannedModel, plan: Counted, ranks: _Ranks) -> tuple[
     """Make the model chunks of the plan's fullest rank, and run them up to the moment of its peak.
 
     Args:
-        model: what the plan trains.
-        plan: the plan.
-        ranks: the groups that ``emulated`` yields.
+        model: the planned model that the plan trains.
+        plan: a plan, or a layout that doesn't fit; it says which pipeline rank is the fullest.
+        ranks: the three groups of ranks that ``emulated`` yields.
 
-    Returns: the chunks; and the bytes that they have saved for backward by then, one row for each term.
+    Returns: the chunks; and the bytes that they have saved for backward at that moment, one Row for each term.
     """
     chunks = chunks_of(model, plan)
     actions = fullest_actions(model, plan, chunks)
@@ -81,7 +81,7 @@ def measure_fullest(model: PlannedModel, plan: Counted, ranks: _Ranks) -> tuple[
 
 
 def _bill(model: PlannedModel, plan: Plan) -> Bill:
-    """The plan's bill as a CPU's kernels save it.  Raises ConfigError if the plan can't be run here."""
+    """Return the plan's bill as a CPU's kernels save it.  Raises ConfigError if the plan can't be run here."""
     model.check_verifiable()
     return bill_of(model.on("cpu"), plan)
 
@@ -90,8 +90,11 @@ def _bill(model: PlannedModel, plan: Plan) -> Bill:
 def emulated(plan: Counted) -> Iterator[_Ranks]:
     """Make a context in which this process acts as one of the ranks that share a layer in the plan's layout.
 
-    Yields: three groups: the tensor-parallel one (with sequence parallelism only if t > 1), the context-parallel one,
-        and the one that shares the experts, or None if that is the tensor-parallel group.
+    Args:
+        plan: a plan, or a layout that doesn't fit; only its ``layout`` is read.
+
+    Yields: three groups of ranks: the tensor-parallel group (with sequence parallelism only if t > 1); the
+        context-parallel group; and the group that shares the experts, or None if that is the tensor-parallel group.
     """
     t, c, ranks = plan.layout.tensor_parallel_size, plan.layout.context_parallel_size, plan.layout.expert_ranks
     replicas = ranks // t
@@ -114,10 +117,14 @@ def _part(model: PlannedModel, plan: Counted, ranks: _Ranks, layers: range) -> G
 def count_peak(model: PlannedModel, plan: Plan) -> Match:
     """Compare prediction and measurement of the transient: the bytes that backward allocates at its peak.
 
-    An emulated rank runs the backward pass of one microbatch, with the plan's recomputation.  What forward passes have
-    saved doesn't count.
+    An emulated rank runs the backward pass of one microbatch, with the plan's recomputation.  Bytes that forward passes
+    have saved don't count.
 
-    Returns: the transient's bytes in the bill of the plan's fullest rank, and the bytes counted in that run.
+    Args:
+        model: the planned model that the plan trains.
+        plan: the plan to check, from ``Request.search``.
+
+    Returns: a Match: the transient's bytes in the bill of the plan's fullest rank, and the bytes counted in the run.
 
     Raises: ConfigError if this library has no layer or no optimizer to run the plan with.
     """
@@ -135,7 +142,7 @@ def count_peak(model: PlannedModel, plan: Plan) -> Match:
 
 
 def chunks_of(model: PlannedModel, plan: Counted) -> list[range]:
-    """List the model's layers that each chunk of the plan's fullest rank holds, by their numbers from 0.
+    """Return for each chunk of the plan's fullest rank the range of the model's layers that it holds, from 0.
 
     Chunk c of rank r is stage c·p + r of the model.
     """
@@ -147,12 +154,12 @@ def chunks_of(model: PlannedModel, plan: Counted) -> list[range]:
 def fullest_actions(model: PlannedModel, plan: Counted, chunks: Sequence[range]) -> list[Action]:
     """List the actions that the plan's fullest rank runs, from the start of the step until it first reaches its peak.
 
-    A pipeline is full after 2p microbatches, so at most the first 4p microbatches of the step are considered.
+    A pipeline is full after 2p microbatches, so the first 4p of the step are enough to have its peak among them.
 
     Args:
-        model: what the plan trains.
-        plan: says which rank it is, and how many microbatches the step has.
-        chunks: the layers of each chunk of that rank (``chunks_of``).
+        model: the planned model that the plan trains.
+        plan: a plan, or a layout that doesn't fit; it has the number of the fullest rank and of the microbatches.
+        chunks: the range of layers of each chunk of that rank, from ``chunks_of``.
     """
     layout, on_cpu = plan.layout, model.on("cpu")
     p, m = layout.pipeline_parallel_size, layout.num_model_chunks
@@ -185,7 +192,12 @@ def _states(parts: Sequence[nn.Module], plan: Plan) -> list[Row]:
 def report_verification(console: Console, model: PlannedModel, plan: Plan) -> bool:
     """Verify a plan, and print each line of its bill and its transient beside the bytes counted on an emulated rank.
 
-    Returns: whether all of them are equal, to the byte.
+    Args:
+        console: the console to print on.
+        model: the planned model that the plan trains.
+        plan: the plan to check, from ``Request.search``.
+
+    Returns: whether every line, and the transient, equals the counted bytes.
     """
     comparison = verify_plan(model, plan)
     console.print(f"\n[bold]Verified:[/] {plan_text(plan)}", highlight=False)
@@ -216,7 +228,10 @@ def measure_part_peak(part: GPT | LlamaStage) -> tuple[int, int]:
     """Run forward and backward of one microbatch through a model chunk on an emulated rank, and count live bytes.
 
     Weights, main gradients and buffers don't count.  The chunk's output is freed after forward, because a pipeline
-    frees it after sending it (2205.05198 appendix B); a loss is not freed.
+    frees an output once it has been sent (2205.05198 appendix B); a loss is not freed.
+
+    Args:
+        part: the model chunk.
 
     Returns: the bytes alive after forward, and the most bytes alive at once during backward.
     """
@@ -234,14 +249,14 @@ def measure_part_peak(part: GPT | LlamaStage) -> tuple[int, int]:
 
 
 def measure_states(parts: Sequence[nn.Module]) -> list[Row]:
-    """Run one step of Adam on float32 copies of the weights, and count the bytes that stay allocated after it.
+    """Run one step of Adam on float32 copies of the weights, and count the bytes that stay allocated after the step.
 
     The values of the gradients don't matter here, only their bytes.
 
     Args:
         parts: the model chunks of one rank.
 
-    Returns: five rows: the parameters, their gradients, their float32 copies, and Adam's two moments.
+    Returns: five rows: "parameters", "gradients", "float32 parameters", "Adam first moment", "Adam second moment".
     """
     held: list[dict[str, list]] = []
     for part in parts:

@@ -26,7 +26,10 @@ def layer_rows(
     """List the tensors that one layer saves for backward on one rank, one row each.
 
     Args:
-        recompute: a mode's name, a set of tensors' names to drop, or a dict from names to actions such as "offload".
+        shape: the sizes of the layer and of one microbatch.
+        parallel: how the ranks share the layer; only t and ``sequence_parallel`` are read.
+        recompute: a mode's name such as "selective", a set of tensors' names to drop, or a dict from names to actions
+            such as "offload".
         element_size: bytes of an activation element.
 
     Returns: up to 15 rows in the order of the forward pass; 12 under selective, 7 under elementwise and 1 under full
@@ -70,6 +73,10 @@ def layer_rows(
 def eq1(shape: ModelShape, element_size: int = 2) -> int:
     """Predict the activation bytes of one layer without parallelism: sbh(34 + 5as/h) in 16 bits.
 
+    Args:
+        shape: the sizes of the layer and of one microbatch.
+        element_size: e, bytes of an activation element: 2, 4 or 8.
+
     Source: 2205.05198 eq. 1.
     """
     check_choice("element_size", element_size, ELEMENT_BYTES)
@@ -82,6 +89,12 @@ def eq2(shape: ModelShape, tensor_parallel_size: int, element_size: int = 2) -> 
     """Predict the activation bytes of one layer on one of t tensor-parallel ranks.
 
     In 16 bits they are sbh(10 + 24/t + 5as/(ht)).
+
+    Args:
+        shape: the sizes of the layer and of one microbatch.
+        tensor_parallel_size: t.
+        element_size: e, bytes of an activation element: 2, 4 or 8.
+
     Source: 2205.05198 eq. 2.
     """
     check_layer(shape, Parallel(tensor_parallel_size))
@@ -92,6 +105,11 @@ def eq2(shape: ModelShape, tensor_parallel_size: int, element_size: int = 2) -> 
 
 def eq4(shape: ModelShape, tensor_parallel_size: int, element_size: int = 2) -> int:
     """Predict the activation bytes of one layer on one of t sequence-parallel ranks: (sbh/t)(34 + 5as/h) in 16 bits.
+
+    Args:
+        shape: the sizes of the layer and of one microbatch.
+        tensor_parallel_size: t.
+        element_size: e, bytes of an activation element: 2, 4 or 8.
 
     Source: 2205.05198 eq. 4.
     """
@@ -104,8 +122,15 @@ def layer_bytes(
 ) -> int:
     """Predict the bytes that one layer saves on one rank, in any mode of recomputation.
 
-    Equations 1, 2 and 4 give the bytes in the modes of table 2. For tensors dropped one by one it sums ``layer_rows``.
-    The arguments are those of ``layer_rows``.
+    Equations 1, 2 and 4 give the bytes in the modes of table 2. For tensors dropped one by one the bytes are the sum of
+    ``layer_rows``.
+
+    Args:
+        shape: the sizes of the layer and of one microbatch.
+        parallel: how the ranks share the layer; only t and ``sequence_parallel`` are read.
+        recompute: a mode's name such as "selective", a set of tensors' names to drop, or a dict from names to actions
+            such as "offload".
+        element_size: bytes of an activation element: 2, 4 or 8.
     """
     check_layer(shape, parallel)
     region = Recompute.of(recompute).region
@@ -125,6 +150,11 @@ def gathered_input_bytes(shape: ModelShape, tensor_parallel_size: int, element_s
     In the plain form an ordinary linear follows an all-gather, so every rank saves the gathered input of both
     column-parallel linears, and eq. 4's 34/t becomes 30/t + 4. 2205.05198 section 4.2.2 saves the shard instead and
     gathers it again in backward.
+
+    Args:
+        shape: the sizes of the layer and of one microbatch.
+        tensor_parallel_size: t.
+        element_size: e, bytes of an activation element.
     """
     check_layer(shape, Parallel(tensor_parallel_size, sequence_parallel=True))
     _, b, h, s = shape.letters()
@@ -136,6 +166,10 @@ def crossover_seq_length(hidden_size: int, num_attention_heads: int) -> float:
     """Return the s, in tokens, above which the attention scores save more than the rest of the layer: 34h/(5a).
 
     In 16 bits the scores save 5as²b bytes and the rest 34sbh.
+
+    Args:
+        hidden_size: h, elements of one token's activation.
+        num_attention_heads: a.
     """
     check_sizes(hidden_size=hidden_size, num_attention_heads=num_attention_heads)
     return 34 * hidden_size / (5 * num_attention_heads)
@@ -160,15 +194,18 @@ def layer_extra_rows(
     """List the tensors that a real layer saves on one rank and the paper does not count.
 
     Args:
-        recompute: as for ``layer_rows``.
+        shape: the sizes of the layer and of one microbatch.
+        parallel: how the ranks share the layer; only t and ``sequence_parallel`` are read.
+        recompute: a mode's name such as "selective", a set of tensors' names to drop, or a dict from names to actions
+            such as "offload".
         element_size: bytes of an activation element.
         device_type: "cpu" or "cuda".
 
     Returns: rows, each with its reason in ``extra``:
         the layer-norm statistics, on a CPU in the activations' dtype, on CUDA in float32;
         the causal mask, 1 byte an element, if backward recomputes the softmax;
-        random-number states: one if the core attention is recomputed as a region, two if the whole layer is, which has
-        two dropout generators. A dropout mask recomputed on its own needs no state: its recipe holds the seed.
+        random-number states: one if the core attention is recomputed as a region, two if the whole layer is, because it
+        has two dropout generators. A dropout mask recomputed on its own needs no state: its recipe holds the seed.
     Raises: ConfigError if t ranks can't share the layer, and on another device type.
     """
     check_layer(shape, parallel)
@@ -201,7 +238,7 @@ class Configuration:
         name: the row's name in the labs' JSON files.
         tensor_parallel: False for the row without any parallelism.
         sequence_parallel: whether the t ranks also split the sequence.
-        recompute: a mode's name.
+        recompute: a mode's name: "none", "selective", "elementwise" or "full".
         template: the formula, with placeholders for the coefficients that depend on the element size.
     """
 
@@ -212,12 +249,16 @@ class Configuration:
     template: str
 
     def formula(self, element_size: int = 2) -> str:
-        """Return the formula of the bytes divided by sbh, as text; for 16-bit elements as the paper prints it."""
+        """Return the formula of the bytes divided by sbh as text, such as "34/t + 5as/ht" for 16-bit elements.
+
+        Args:
+            element_size: e, bytes of an activation element.
+        """
         e = element_size
         return self.template.format(all=16 * e + 2, whole=4 * e + 2, cut=12 * e, core=2 * e + 1, own=10 * e, input=e)
 
     def parallel(self, tensor_parallel_size: int) -> Parallel:
-        """Return how t ranks share the layer in this row; in the first row one rank has all of it."""
+        """Return how t ranks share the layer in this row: all t of them, or a single rank in the row "none"."""
         t = tensor_parallel_size if self.tensor_parallel else 1
         return Parallel(tensor_parallel_size=t, sequence_parallel=self.sequence_parallel)
 
@@ -237,6 +278,13 @@ ELEMENTWISE = Configuration("tensor+sequence+elementwise", True, True, "elementw
 def closed_form(
     configuration: Configuration, shape: ModelShape, tensor_parallel_size: int, element_size: int = 2
 ) -> int:
-    """Predict the bytes of one layer on one rank by the formula of a row of table 2, not by a sum over tensors."""
+    """Predict the bytes of one layer on one rank by the formula of a row of table 2, not by a sum over tensors.
+
+    Args:
+        configuration: a row of ``TABLE2``; or ``ELEMENTWISE``, for which there is only the sum over tensors.
+        shape: the sizes of the layer and of one microbatch.
+        tensor_parallel_size: t; the row "none" ignores it.
+        element_size: e, bytes of an activation element: 2, 4 or 8.
+    """
     parallel = configuration.parallel(tensor_parallel_size)
     return layer_bytes(shape, parallel, configuration.recompute, element_size)

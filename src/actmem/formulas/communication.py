@@ -33,17 +33,18 @@ INPUT, OUTPUT, INPUT_AGAIN = "input", "output", "input again"
 
 @dataclass(frozen=True)
 class PredictedCollective:
-    """A number of equal collectives that one rank takes part in.
+    """One or more equal collectives, ``count`` of them, in which one rank takes part.
 
     Attributes:
         kind: "all-reduce", "all-gather", "reduce-scatter", "all-to-all" or "send".
         phase: "forward", "recompute", "backward" or "step" (once an iteration).
         ranks: how many ranks take part.
-        payload_bytes: bytes of one collective's whole tensor, all ranks' shards together. Of an all-to-all: what one
-            rank has for all ranks, itself too, the same amount for each.
-        count: how many there are.
-        place: where in the layer. ``INPUT``: at the input of attention or MLP. ``OUTPUT``: at its output.
-            ``INPUT_AGAIN``: where backward gathers the input a second time. Layers since the paper have more places.
+        payload_bytes: bytes of one collective's unsharded tensor, all ranks' shards together. For an all-to-all: the
+            bytes that one rank has for all ranks, itself included, the same amount for each.
+        count: how many such collectives there are.
+        place: where in the layer they run. ``INPUT``: at the input of attention or MLP. ``OUTPUT``: at the output of
+            attention or MLP. ``INPUT_AGAIN``: where backward gathers that input a second time. Llama's layers
+            (``actmem_more``) have more places.
     """
 
     kind: str
@@ -64,7 +65,8 @@ class PredictedCollective:
         """Bytes that one rank sends for all ``count`` collectives.
 
         With t ranks an all-reduce sends 2(t − 1)/t of the payload; an all-gather, a reduce-scatter or an all-to-all
-        (t − 1)/t; a send all of it. A payload that t does not divide is rounded up to t equal shares.
+        sends (t − 1)/t of it; a send sends the payload itself. A payload that t does not divide is rounded up to t
+        equal shares.
         """
         if self.kind == "send":
             return self.count * self.payload_bytes
@@ -78,7 +80,7 @@ def wire_bytes(collectives: Iterable[PredictedCollective]) -> int:
 
 
 def counts(collectives: Iterable[PredictedCollective]) -> dict[str, int]:
-    """Return the number of collectives of each kind, by kind."""
+    """Return a dict from each kind, such as "all-reduce", to the number of its collectives."""
     sums: dict[str, int] = {}
     for collective in collectives:
         sums[collective.kind] = sums.get(collective.kind, 0) + collective.count
@@ -95,7 +97,9 @@ def layer_collectives(
     """List the collectives that one tensor-parallel rank runs in one layer for one microbatch.
 
     Args:
-        recompute: a mode of recomputation, or its name.
+        shape: the sizes of the layer.
+        parallel: how the ranks share the layer; only t and ``sequence_parallel`` are read.
+        recompute: a mode of recomputation, or its name, such as "selective".
         element_size: bytes of an activation element.
         keep_gathered_input: True for the plain form of sequence parallelism, which saves the gathered inputs and so
             doesn't gather them again in backward.
@@ -136,6 +140,6 @@ def layer_collectives(
 
 
 def activation_bytes(shape: ModelShape, element_size: int) -> int:
-    """Return the bytes of one activation ``[s, b, h]``."""
+    """Return the bytes of one activation ``[s, b, h]`` with ``element_size`` bytes an element."""
     _, b, h, s = shape.letters()
     return element_size * s * b * h

@@ -34,7 +34,12 @@ OUTPUT_REASON = "a copy of what the next stage already has; appendix B frees it 
 def eq5(shape: ModelShape, tensor_parallel_size: int) -> int:
     """Predict the activation bytes of the first stage's layers: (sbhL/t)(34 + 5as/h) in 16 bits, whatever p is.
 
-    Stage 0 holds p microbatches of L/p layers each.
+    Stage 0 holds p microbatches of L/p layers each, so p cancels.
+
+    Args:
+        shape: the sizes of the whole model and of one microbatch.
+        tensor_parallel_size: t, with sequence parallelism.
+
     Source: 2205.05198 eq. 5.
     """
     return eq4(shape, tensor_parallel_size) * shape.num_layers
@@ -43,13 +48,17 @@ def eq5(shape: ModelShape, tensor_parallel_size: int) -> int:
 def eq6(shape: ModelShape, tensor_parallel_size: int) -> int:
     """Predict the activation bytes of the first stage's layers with selective recomputation: 34sbhL/t in 16 bits.
 
+    Args:
+        shape: the sizes of the whole model and of one microbatch.
+        tensor_parallel_size: t, with sequence parallelism.
+
     Source: 2205.05198 eq. 6.
     """
     return layer_bytes(shape, Parallel(tensor_parallel_size, True), "selective") * shape.num_layers
 
 
 def selective_saves(shape: ModelShape) -> Fraction:
-    """Return the share of a layer's bytes that selective recomputation saves: (5as/h)/(34 + 5as/h), in 16 bits.
+    """Return by which share selective recomputation cuts a layer's saved bytes: (5as/h)/(34 + 5as/h), in 16 bits.
 
     Source: 2205.05198 section 5.
     """
@@ -60,6 +69,11 @@ def interleave_factor(pipeline_parallel_size: int, num_model_chunks: int) -> Fra
     """Return the factor by which interleaving raises the first stage's bytes: 1 + (p − 1)/(pm), or 1 for m = 1.
 
     With m = 1 the paper means plain 1F1B, not interleaving with one chunk.
+
+    Args:
+        pipeline_parallel_size: p.
+        num_model_chunks: m, model chunks on each pipeline rank.
+
     Source: 2205.05198 section 4.2.3.
     """
     p, m = pipeline_parallel_size, num_model_chunks
@@ -86,8 +100,9 @@ def in_flight(
     min(p − r, n). Interleaved: min((m − 1)g + 2(p − 1 − r) + 1, nm), which is pm + p − 1 on rank 0 for g = p.
 
     Args:
-        pipeline_rank: r.
-        num_microbatches: n, of one step; None: enough to fill the pipeline.
+        parallel: how the ranks share the model; only p and m are read.
+        pipeline_rank: r, from 0 to p − 1.
+        num_microbatches: n, microbatches of one step; None: enough to fill the pipeline.
         microbatches_per_round: g, how many go through one chunk before the rank turns to its next chunk. None: p, as
             in Megatron; torch's g is ``schedule.torch_microbatches_per_round``.
     """
@@ -106,7 +121,12 @@ def embeddings_in_flight(
     """Return for how many microbatches rank 0 holds the embedding's activations at its peak.
 
     1F1B: min(p, n), the p of section 4.3. Interleaved: min(2g, n), because a second round of forwards enters the first
-    chunk, which has the embedding, before any backward reaches it. n and g are as for ``in_flight``.
+    chunk, which has the embedding, before any backward reaches that chunk.
+
+    Args:
+        parallel: how the ranks share the model; only p and m are read.
+        num_microbatches: n, microbatches of one step; None: enough to fill the pipeline.
+        microbatches_per_round: g, how many go through one chunk before the rank turns to its next chunk. None: p.
     """
     if parallel.num_model_chunks == 1:
         return in_flight(parallel, 0, num_microbatches)
@@ -115,10 +135,16 @@ def embeddings_in_flight(
 
 
 def section43_extras(shape: ModelShape, tensor_parallel_size: int, pipeline_parallel_size: int) -> int:
-    """Predict what section 4.3 adds to equation 5, in bytes, as printed: (sbhL/t)(p/L + δ(p=1)(4/L)(1 + v/h)).
+    """Return the bytes that section 4.3 adds to equation 5, as printed: (sbhL/t)(p/L + δ(p=1)(4/L)(1 + v/h)).
 
-    For 16-bit activations, float32 logits and sequence parallelism. It counts p embedding masks even when interleaved;
+    They are those of the embedding and, with p = 1, of the final norm, the output layer and the loss. The formula is
+    for 16-bit activations, float32 logits and sequence parallelism. It counts p embedding masks even when interleaved;
     ``embeddings_in_flight`` has the number that the interleaved order really holds.
+
+    Args:
+        shape: the sizes of the whole model and of one microbatch.
+        tensor_parallel_size: t.
+        pipeline_parallel_size: p.
     """
     check_layer(shape, Parallel(tensor_parallel_size, sequence_parallel=True))
     _, b, h, s = shape.letters()
@@ -131,6 +157,10 @@ def section43_extras(shape: ModelShape, tensor_parallel_size: int, pipeline_para
 def bubble_fraction(parallel: Parallel, num_microbatches: int) -> Fraction:
     """Return a rank's idle time in one step divided by its working time: (p − 1)/(nm), if sends take no time.
 
+    Args:
+        parallel: how the ranks share the model; only p and m are read.
+        num_microbatches: n, microbatches of one step.
+
     Source: 2104.04473.
     """
     n = check_size("num_microbatches", num_microbatches)
@@ -138,7 +168,7 @@ def bubble_fraction(parallel: Parallel, num_microbatches: int) -> Fraction:
 
 
 def check_stage(shape: ModelShape, parallel: Parallel, pipeline_rank: int = 0) -> None:
-    """Raise ConfigError if t ranks can't share a layer or the vocabulary, or if there is no such pipeline rank."""
+    """Raise ConfigError if t ranks can't share a layer or the vocabulary, or if pipeline_rank isn't from 0 to p − 1."""
     check_layer(shape, parallel)
     check_vocab_size(shape.vocab_size, parallel.tensor_parallel_size)
     check_size("pipeline_rank", pipeline_rank, parallel.pipeline_parallel_size - 1, least=0)
@@ -157,19 +187,21 @@ def stage_rows(
     """List what one pipeline rank saves for backward at its peak, for all microbatches in flight together.
 
     Args:
+        shape: the sizes of the whole model and of one microbatch.
+        parallel: how the ranks share the model; t, ``sequence_parallel``, p and m are read.
         pipeline_rank: r, from 0, the first stage, to p − 1.  Rank 0 has the embedding's rows too, the last rank those
             of the final layer norm, the output layer and the loss.
-        recompute: a mode or its name.
-        num_microbatches: n, as for ``in_flight``.
+        recompute: a mode of recomputation, or its name, such as "selective".
+        num_microbatches: n, microbatches of one step; None: enough to fill the pipeline.
         element_size: bytes of an activation element.
         device_type: "cpu" or "cuda", on which the bytes of statistics and random-number states depend.
-        microbatches_per_round: g, as for ``in_flight``.
+        microbatches_per_round: g, how many go through one chunk before the rank turns to its next chunk. None: p.
 
-    Returns: rows. ``rows.paper_rows`` picks those that the paper counts. The others are the layers' extra rows
-        (``layer_extra_rows``), the token ids and target ids that embedding and loss save, and the final layer norm's
-        statistics. The causal mask is not listed: the model makes one for all layers and steps, so it is no
-        activation. The last rank has the logits of one microbatch, because the last stage runs each backward
-        immediately.
+    Returns: rows. ``rows.paper_rows`` picks those that the paper counts. The rows that it doesn't count are those of
+        ``layer_extra_rows`` (statistics, random-number states), the token ids and target ids that embedding and loss
+        save, and the final layer norm's statistics. The causal mask is not listed: the model makes one for all layers
+        and steps, so it is no activation. The last rank has the logits of one microbatch, because the last stage runs
+        each backward immediately.
     Raises: ConfigError if p·m does not divide L, t does not divide v, or p does not divide n in an interleaved
         schedule.
     Source: 2205.05198 sections 4.2.3 and 4.3.
@@ -195,7 +227,9 @@ def embedding_rows(shape: ModelShape, parallel: Parallel, num_microbatches: int 
     """List what the embedding saves for backward: for each microbatch a dropout mask and the token ids.
 
     Args:
-        num_microbatches: how many are in flight.
+        shape: the sizes of the whole model and of one microbatch.
+        parallel: how the ranks share the model; ``sequence_parallel`` and t are read.
+        num_microbatches: how many microbatches are in flight.
 
     Returns: a row for all masks, sbh bytes each (sbh/t under sequence parallelism), and one for all ids, 4sb each.
     Source: 2205.05198 section 4.3.
@@ -211,6 +245,12 @@ def embedding_rows(shape: ModelShape, parallel: Parallel, num_microbatches: int 
 
 def output_rows(shape: ModelShape, parallel: Parallel, element_size: int = 2, device_type: str = "cpu") -> list[Row]:
     """List what the final layer norm, the output layer and the loss save for backward of one microbatch.
+
+    Args:
+        shape: the sizes of the whole model and of one microbatch.
+        parallel: how the ranks share the model; t and ``sequence_parallel`` are read.
+        element_size: bytes of an activation element. The logits have at least 4 bytes an element.
+        device_type: "cpu" or "cuda", on which the bytes of the norm's statistics depend.
 
     Source: 2205.05198 section 4.3.
     """
@@ -237,6 +277,13 @@ def stage_output_rows(
 ) -> list[Row]:
     """List the outputs that a rank has sent to the next stage and still holds, if the runtime doesn't free them.
 
+    Args:
+        shape: the sizes of the whole model and of one microbatch.
+        parallel: how the ranks share the model; t, ``sequence_parallel``, p and m are read.
+        pipeline_rank: the rank's place in the pipeline, from 0 to p − 1.
+        num_microbatches: microbatches of one step; None: enough to fill the pipeline.
+        element_size: bytes of an activation element.
+
     Returns: one row, or none. In 16 bits it has 2sbh bytes, or 2sbh/t under sequence parallelism, for each microbatch
         in flight in each chunk. The last chunk of the model adds none: its output isn't sent.
     Source: 2205.05198 appendix B, which prints 2sbhr without the division by t.
@@ -261,12 +308,16 @@ def capacity(
     num_microbatches: int | None = None,
     recompute: Recompute | str = "selective",
 ) -> int:
-    """Return how many of a rank's microbatches in flight can save everything, if the others are recomputed.
+    """Return how many of a rank's microbatches in flight can save everything, if all other ones are recomputed.
 
     Args:
+        shape: the sizes of the whole model and of one microbatch.
+        parallel: how the ranks share the model; t, ``sequence_parallel``, p and m are read.
         budget_bytes: bytes for all activations that the paper counts: the rank's layers and, on the first and last
             rank, the embedding and the loss.
-        recompute: the mode in which the other microbatches are recomputed.
+        pipeline_rank: the rank's place in the pipeline, from 0 to p − 1.
+        num_microbatches: microbatches of one step; None: enough to fill the pipeline.
+        recompute: the mode, such as "selective", in which all other microbatches are recomputed.
 
     Returns: from 0 to ``in_flight``, which counts a microbatch once for each chunk.
     Raises: ConfigError if the microbatches don't fit even when all are recomputed.
@@ -297,6 +348,11 @@ def bytes_by_rank(
     """Predict for each pipeline rank the activation bytes at its peak, as the paper counts them.
 
     Args:
+        shape: the sizes of the whole model and of one microbatch.
+        parallel: how the ranks share the model; t, ``sequence_parallel``, p and m are read.
+        recompute: a mode of recomputation, or its name, such as "selective".
+        num_microbatches: microbatches of one step; None: enough to fill the pipeline.
+        element_size: bytes of an activation element.
         free_outputs: False adds the outputs that the runtime holds after sending them (``stage_output_rows``).
 
     Returns: one number of bytes for each rank, from the first stage to the last.

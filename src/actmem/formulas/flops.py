@@ -17,9 +17,10 @@ from actmem.recipes import PAPER_LAYER, Recompute
 
 
 def layer_matmuls(shape: ModelShape) -> dict[str, int]:
-    """Return the FLOPs of each matmul of one layer's forward pass of one microbatch, over all ranks, in order.
+    """Return the FLOPs of each matmul of one layer's forward pass of one microbatch, on all ranks together.
 
-    Returns: the keys are "QKV projection", "QKᵀ", "attention over V", "attention projection", "h→4h" and "4h→h".
+    Returns: a dict from the matmuls, in order, to FLOPs. The keys are "QKV projection", "QKᵀ", "attention over V",
+        "attention projection", "h→4h" and "4h→h".
     Source: 2205.05198 appendix A.
     """
     _, b, h, s = shape.letters()
@@ -35,9 +36,14 @@ def layer_matmuls(shape: ModelShape) -> dict[str, int]:
 
 
 def forward_matmuls(shape: ModelShape, global_batch_size: int) -> dict[str, int]:
-    """Return the FLOPs of each matmul of one forward pass of the whole model over B sequences, in order.
+    """Return the FLOPs of each matmul of one forward pass of the whole model, on all ranks together.
 
-    Returns: the keys of ``layer_matmuls``, each for the sum over all layers, and "logits", the output layer's.
+    Args:
+        shape: the sizes of the whole model; its micro_batch_size is not read.
+        global_batch_size: B, the sequences of one step.
+
+    Returns: a dict to FLOPs, with the keys of ``layer_matmuls`` ("QKV projection" and so on), each summed over all
+        layers, and "logits", the output layer's matmul.
     Source: 2205.05198 appendix A.
     """
     B = check_size("global_batch_size", global_batch_size)
@@ -47,14 +53,15 @@ def forward_matmuls(shape: ModelShape, global_batch_size: int) -> dict[str, int]
 
 
 def hardware_flops(shape: ModelShape, global_batch_size: int, recompute: Recompute | str = "none") -> int:
-    """Return the FLOPs that the devices run in one iteration: forward, twice as many in backward, and recomputation.
+    """Return the FLOPs that all devices run in one iteration: forward, backward (twice forward) and recomputation.
 
     Backward does not read the output of a recomputed region's last matmul. So "selective" and "full" stop before they
     run it again. "paper-selective" and "paper-full" run it and count it, as the paper's text does.
 
     Args:
-        global_batch_size: sequences of one iteration.
-        recompute: a mode of recomputation, or its name.
+        shape: the sizes of the whole model.
+        global_batch_size: B, the sequences of one iteration.
+        recompute: a mode of recomputation, or its name, such as "selective".
 
     Source: 2205.05198 section 5.
     """
@@ -63,7 +70,11 @@ def hardware_flops(shape: ModelShape, global_batch_size: int, recompute: Recompu
 
 
 def eq7(shape: ModelShape, global_batch_size: int) -> int:
-    """Return the model FLOPs of one iteration: 72BLsh²(1 + s/6h + v/12hL).
+    """Return the model FLOPs of one iteration, forward and backward without recomputation: 72BLsh²(1 + s/6h + v/12hL).
+
+    Args:
+        shape: the sizes of the whole model.
+        global_batch_size: B, the sequences of one iteration.
 
     Source: 2205.05198 eq. 7.
     """
@@ -74,8 +85,13 @@ def eq7(shape: ModelShape, global_batch_size: int) -> int:
 def eq8(shape: ModelShape, global_batch_size: int) -> int:
     """Return the hardware FLOPs of one iteration with selective recomputation, as printed: 72BLsh²(1 + s/3h + v/12hL).
 
-    It is equation 7 + 12BLs²h, three more forward passes of the core attention. The paper's text speaks of one more
+    This is equation 7 + 12BLs²h, three more forward passes of the core attention. The paper's text speaks of one more
     pass, 4BLs²h: see ``text_selective``.
+
+    Args:
+        shape: the sizes of the whole model.
+        global_batch_size: B, the sequences of one iteration.
+
     Source: 2205.05198 eq. 8.
     """
     B, L, s, h, v = _letters(shape, global_batch_size)
@@ -85,6 +101,10 @@ def eq8(shape: ModelShape, global_batch_size: int) -> int:
 def text_selective(shape: ModelShape, global_batch_size: int) -> int:
     """Return the hardware FLOPs with selective recomputation as the paper's text counts them: equation 7 + 4BLs²h.
 
+    Args:
+        shape: the sizes of the whole model.
+        global_batch_size: B, the sequences of one iteration.
+
     Source: 2205.05198 appendix A.
     """
     B, L, s, h, _ = _letters(shape, global_batch_size)
@@ -92,11 +112,12 @@ def text_selective(shape: ModelShape, global_batch_size: int) -> int:
 
 
 def layer_overhead(shape: ModelShape, recompute: Recompute | str) -> Fraction:
-    """Return what recomputation adds to one layer: its FLOPs divided by the layer's own 72Bsh² + 12Bs²h.
+    """Return the FLOPs of recomputation in one layer as a fraction of the layer's FLOPs without it, 72Bsh² + 12Bs²h.
 
     Args:
+        shape: the sizes of the layer.
         recompute: a mode of recomputation, or its name. "paper-selective" and "paper-full" recompute a region to its
-            end, as the paper counts it; "selective" and "full" stop before its last matmul.
+            end, as the paper counts it; "selective" and "full" stop before the region's last matmul.
 
     Returns: 2s/(72h + 12s) for "selective" and "elementwise", 4s/(72h + 12s) for "paper-selective",
         (16h + 4s)/(72h + 12s) for "full", 1/3 for "paper-full".
@@ -110,10 +131,11 @@ def utilisation(flops: int, seconds: float, num_devices: int, peak_flops_per_sec
     """Return the share of the devices' peak rate that a run reached, from 0 to 1: MFU or HFU.
 
     Args:
-        flops: of all devices together. Those of ``eq7`` give the model FLOPs utilisation (MFU), those of
-            ``hardware_flops`` the hardware FLOPs utilisation (HFU).
+        flops: FLOPs of all devices together. ``eq7`` returns those for the model FLOPs utilisation (MFU),
+            ``hardware_flops`` those for the hardware FLOPs utilisation (HFU).
         seconds: how long the devices took for these FLOPs.
-        peak_flops_per_second: of one device.
+        num_devices: how many devices took part.
+        peak_flops_per_second: the highest rate of one device, such as ``A100_FLOPS_PER_SECOND``.
 
     Source: 2205.05198 section 6.3.
     """
@@ -141,10 +163,11 @@ class Operation:
     """One operation of a layer's forward pass on one rank: its work and its memory traffic.
 
     Attributes:
-        flops: how many FLOPs it computes.
-        bytes: how many bytes it reads from and writes to the device's memory.
-        matmul: whether it is a matmul.
-        core: whether it is inside the core attention.
+        name: the operation's name, such as "QKᵀ" or "layer norm 1".
+        flops: FLOPs that the operation computes.
+        bytes: bytes that the operation reads from and writes to the device's memory.
+        matmul: whether the operation is a matmul.
+        core: whether the operation is inside the core attention.
     """
 
     name: str
@@ -159,13 +182,23 @@ class Operation:
         return Fraction(self.flops, self.bytes)
 
     def least_seconds(self, flops_per_second: int, bytes_per_second: int) -> Fraction:
-        """Return the seconds that the operation takes at least: its FLOPs at the peak rate or its bytes at full
-        bandwidth, whichever takes longer.
+        """Return the least seconds that the operation can take.
+
+        That is the time for its FLOPs at the peak rate or for its bytes at full bandwidth, whichever is longer.
+
+        Args:
+            flops_per_second: the device's highest rate, such as ``A100_FLOPS_PER_SECOND``.
+            bytes_per_second: the memory's bandwidth, such as ``A100_BYTES_PER_SECOND``.
         """
         return max(Fraction(self.flops, flops_per_second), Fraction(self.bytes, bytes_per_second))
 
     def bound_by_memory(self, flops_per_second: int, bytes_per_second: int) -> bool:
-        """Return whether moving the operation's bytes takes longer than computing its FLOPs."""
+        """Return whether moving the operation's bytes takes longer than computing its FLOPs.
+
+        Args:
+            flops_per_second: the device's highest rate, such as ``A100_FLOPS_PER_SECOND``.
+            bytes_per_second: the memory's bandwidth, such as ``A100_BYTES_PER_SECOND``.
+        """
         return Fraction(self.bytes, bytes_per_second) > Fraction(self.flops, flops_per_second)
 
 
@@ -173,6 +206,11 @@ def forward_operations(shape: ModelShape, parallel: Parallel = Parallel()) -> li
     """List the operations of one layer's forward pass on one rank, in order, without its collectives.
 
     A matmul's FLOPs are those of appendix A divided by t.
+
+    Args:
+        shape: the sizes of the layer.
+        parallel: how the ranks share the layer; only t and ``sequence_parallel`` are read.
+
     Raises: ConfigError if t ranks can't share the layer.
     """
     check_layer(shape, parallel)
@@ -209,5 +247,11 @@ def forward_operations(shape: ModelShape, parallel: Parallel = Parallel()) -> li
 
 
 def least_seconds(operations: list[Operation], flops_per_second: int, bytes_per_second: int) -> Fraction:
-    """Return the seconds that these operations take at least, one after the other."""
+    """Return the least seconds that these operations can take, one after the other.
+
+    Args:
+        operations: from ``forward_operations``.
+        flops_per_second: the device's highest rate, such as ``A100_FLOPS_PER_SECOND``.
+        bytes_per_second: the memory's bandwidth, such as ``A100_BYTES_PER_SECOND``.
+    """
     return sum((o.least_seconds(flops_per_second, bytes_per_second) for o in operations), Fraction(0))

@@ -19,7 +19,14 @@ LARGEST_SCHEDULE = 250_000
 
 @dataclass(frozen=True)
 class Action:
-    """One forward (kind "F") or backward (kind "B") pass of one microbatch through one chunk."""
+    """One forward or backward pass of one microbatch through one chunk.
+
+    Attributes:
+        kind: "F" for forward, "B" for backward.
+        rank: the pipeline rank that runs the pass, from 0.
+        chunk: the number of the model chunk on that rank, from 0.
+        microbatch: the microbatch's number, from 0.
+    """
 
     kind: str
     rank: int
@@ -37,6 +44,10 @@ def one_forward_one_backward(pipeline_parallel_size: int, num_microbatches: int)
     """Make the 1F1B schedule: rank r runs p − r − 1 forwards first, then alternates one forward and one backward.
 
     With fewer microbatches than p − r − 1, rank r runs all its forwards first.
+
+    Args:
+        pipeline_parallel_size: p.
+        num_microbatches: microbatches of one step.
 
     Returns: for each rank the list of its Actions, in the order in which it runs them.
     Source: 2205.05198 section 4.2.3.
@@ -62,9 +73,13 @@ def interleaved(
     """Make the interleaved 1F1B schedule in Megatron's order: rank r runs 2(p − r − 1) + (m − 1)g forwards first.
 
     g microbatches go through one chunk, then the same g through the next. torch's ScheduleInterleaved1F1B runs the same
-    order with the g of ``torch_microbatches_per_round``, so the two agree if p divides num_microbatches.
+    order with the g of ``torch_microbatches_per_round``, so torch's and Megatron's order agree if p divides
+    num_microbatches.
 
     Args:
+        pipeline_parallel_size: p, at least 2 if m is more than 1.
+        num_model_chunks: m, the model chunks on each rank.
+        num_microbatches: microbatches of one step.
         microbatches_per_round: g; None: p.
         short_warmup: run only (p − r − 1) + (m − 1)g forwards first. A rank then holds fewer microbatches, and the step
             takes as long if sends take no time.
@@ -91,8 +106,9 @@ def round_size(pipeline_parallel_size: int, num_microbatches: int | None, microb
     """Return g, the number of microbatches that go through one chunk before the next.
 
     Args:
-        num_microbatches: n; None: n is not checked.
-        microbatches_per_round: g; None: p.
+        pipeline_parallel_size: p.
+        num_microbatches: n, microbatches of one step; None: it is not checked that g divides n.
+        microbatches_per_round: g; None: g is p.
 
     Raises: ConfigError if g doesn't divide n.
     """
@@ -108,7 +124,13 @@ def round_size(pipeline_parallel_size: int, num_microbatches: int | None, microb
 def torch_microbatches_per_round(pipeline_parallel_size: int, num_microbatches: int) -> int:
     """Return the g of torch's ScheduleInterleaved1F1B: n / max(1, n // p), which lies between 1 and 2p − 1.
 
-    Raises: ConfigError where torch refuses, because the number of rounds, max(1, n // p), does not divide n.
+    g is the number of microbatches that go through one chunk before the next.
+
+    Args:
+        pipeline_parallel_size: p.
+        num_microbatches: n, microbatches of one step.
+
+    Raises: ConfigError if the number of rounds, max(1, n // p), does not divide n; torch refuses this too.
     """
     p, n = pipeline_parallel_size, num_microbatches
     check_sizes(pipeline_parallel_size=p, num_microbatches=n)
@@ -136,12 +158,12 @@ def _in_turn(forwards: list[Action], backwards: list[Action], warmup: int) -> li
 
 
 def held(actions: list[Action], weight: Callable[[Action], int] = lambda action: 1) -> list[int]:
-    """Return how much one rank holds after each of its actions.
+    """Return how many microbatches, or how many bytes, one rank holds for backward after each of its actions.
 
     Args:
         actions: the rank's actions, in order.
-        weight: how much a forward adds and its backward removes, such as bytes. With the default, 1, the result is the
-            number of microbatches in flight, all chunks together.
+        weight: returns what an action's forward adds and its backward removes, such as bytes. With the default, 1, the
+            result is the number of microbatches in flight, all chunks together.
 
     Returns: one number for each action.
     """
@@ -149,15 +171,19 @@ def held(actions: list[Action], weight: Callable[[Action], int] = lambda action:
 
 
 def peak_in_flight(ranks: Schedule) -> list[int]:
-    """Return for each rank the most microbatches in flight at once, counted once for each chunk that holds them."""
+    """Return for each rank the most microbatches in flight at once; each counts once for each chunk that holds it.
+
+    Args:
+        ranks: a schedule: for each pipeline rank the list of its Actions.
+    """
     return [max(held(actions), default=0) for actions in ranks]
 
 
 def moving_window(actions: Iterable[Action], capacity: int) -> list[tuple[int, int]]:
-    """Choose the (chunk, microbatch) pairs of one rank that save everything, as appendix C does.
+    """Return the (chunk, microbatch) pairs of one rank that save everything; all other pairs are recomputed.
 
-    A pair saves everything if fewer than ``capacity`` such pairs are in flight when its forward runs; its backward
-    makes room for a later pair. So the choice moves like a window. All other pairs are recomputed.
+    The rule is that of appendix C: a pair saves everything if fewer than ``capacity`` such pairs are in flight when its
+    forward runs; its backward makes room for a later pair. So the choice moves like a window.
 
     Args:
         actions: the rank's actions, in the order in which a schedule of any kind runs them.
@@ -182,8 +208,8 @@ def recomputed_share(capacity: int, in_flight: int, num_microbatches: int) -> Fr
 
     Args:
         capacity: how many microbatches can save everything at once.
-        in_flight: how many the rank holds at once.
-        num_microbatches: of one iteration.
+        in_flight: how many microbatches the rank holds for backward at once.
+        num_microbatches: microbatches of one iteration.
     """
     check_sizes(in_flight=in_flight, num_microbatches=num_microbatches)
     check_size("capacity", capacity, least=0)

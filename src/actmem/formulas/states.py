@@ -16,10 +16,10 @@ class State:
     """One kind of training state, such as gradients or Adam's first moment, and its bytes for each parameter.
 
     Attributes:
-        term: its name.
-        bytes_per_parameter: bytes for each parameter, or for each block of ``parameters``.
-        reason: why training needs it, for a reader.
-        parameters: parameters of a block that shares these bytes; more than 1 for a scale of 8-bit values, say.
+        term: the state's name, such as "Adam first moment".
+        bytes_per_parameter: bytes for each parameter; if ``parameters`` is more than 1, for each block of parameters.
+        reason: a phrase that says why training needs this state, for the row's ``source``.
+        parameters: how many parameters share these bytes; more than 1 for the scale of a block of 8-bit values, say.
     """
 
     term: str
@@ -64,6 +64,11 @@ def parameter_counts(shape: ModelShape, parallel: Parallel = Parallel(), pipelin
     layer norms, and the biases after the two row-parallel matmuls). The word embedding has v/t rows of h; with p > 1
     the last rank holds a second copy for the output layer.
 
+    Args:
+        shape: the sizes of the whole model.
+        parallel: how the ranks share the model; only t, p and m are read.
+        pipeline_rank: the rank's place in the pipeline, from 0 to p − 1.
+
     Returns: elements of "layer weights", "layer biases, cut" (those that are sharded), "layer biases, whole" (those
         that are replicated), "layer norms", "word embedding" and "positions".
     Raises: ConfigError if a or v is not divisible by t, or L by p·m.
@@ -95,9 +100,13 @@ def state_rows(
     """List the bytes of parameters, gradients and optimizer state on one rank, without data parallelism.
 
     Args:
-        adam: a key of ADAM: which copies of weights and gradients mixed-precision Adam keeps, and in which dtype.
+        shape: the sizes of the whole model.
+        parallel: how the ranks share the model; only t, p and m are read.
+        pipeline_rank: the rank's place in the pipeline, from 0 to p − 1.
+        adam: which copies of weights and gradients mixed-precision Adam keeps, and in which dtype: "float32 gradients"
+            (18 bytes a parameter), "16-bit gradients" (20) or "16-bit gradients, no copy" (16).
 
-    Returns: one row for each state.
+    Returns: one Row for each state.
     Source: 2205.05198 figure 1.
     """
     if adam not in [*ADAM]:

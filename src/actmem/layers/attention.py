@@ -18,8 +18,11 @@ def causal_mask(seq_length: int, device: torch.device | str, dtype: torch.dtype 
     """Make a mask ``[s, s]`` that marks for each query the keys that it may not see: those after its own position.
 
     Args:
-        dtype: bool holds True at these keys, 1 byte an element. A floating dtype holds -inf there and 0 elsewhere,
-            which is what attention adds to the scores; make such a mask once for many layers and steps.
+        seq_length: s, in tokens.
+        device: the device of the mask.
+        dtype: a bool mask is True at the hidden keys, 1 byte an element. A mask of a floating dtype is -inf at these
+            keys and 0 elsewhere, which is what attention adds to the scores; make such a mask once for many layers and
+            steps.
     """
     hidden = torch.ones(seq_length, seq_length, dtype=torch.bool, device=device).triu_(1)
     return hidden if dtype is torch.bool else _as_scores(hidden, dtype)
@@ -32,8 +35,14 @@ def _as_scores(hidden: Tensor, dtype: torch.dtype) -> Tensor:
 class CoreAttention(nn.Module):
     """The region that selective recomputation drops: QKᵀ, softmax, dropout, attention over V.
 
-    Args of ``forward``: q, k and v ``[b·a/t, s, h/a]``, and a mask ``[s, s]`` from ``causal_mask``, of bool or of q's
-        dtype (bool costs one more pass over ``[s, s]`` in every run).
+    Args:
+        head_size: h/a, elements of one head's query.
+        p: the dropout's probability.
+        generator: the random-number generator from which the dropout draws.
+
+    Args of ``forward``: q, k and v ``[b·a/t, s, h/a]``; a mask ``[s, s]`` from ``causal_mask``, of bool or of q's dtype
+        (bool costs one more pass over ``[s, s]`` in every run); ``terms``, the NamedForward of the layer's forward
+        pass, which says which tensors are not saved.
     Returns: ``[b·a/t, s, h/a]``.
     Saves: in 16 bits, 6sbh/t bytes (Q, K, V) and 5as²b/t (softmax output, dropout mask, dropout output).
     Source: 2205.05198 section 4.1 and figure 3.
@@ -51,7 +60,13 @@ class CoreAttention(nn.Module):
         return terms("context", torch.bmm, weights, v)
 
     def softmax(self, q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
-        """Return the attention weights ``[b·a/t, s, s]``."""
+        """Return the attention weights ``[b·a/t, s, s]``: the softmax of the scaled and masked scores QKᵀ.
+
+        Args:
+            q: queries ``[b·a/t, s, h/a]``.
+            k: keys, of the same shape.
+            mask: ``[s, s]`` from ``causal_mask``.
+        """
         # The matmul itself adds -inf.  There softmax's output and the scores' gradient are 0: no mask is kept.
         hidden = mask.to(q.dtype) if mask.is_floating_point() else _as_scores(mask, q.dtype)
         scores = torch.baddbmm(hidden.expand(q.shape[0], -1, -1), q, k.transpose(1, 2), alpha=self.scale)
@@ -65,13 +80,18 @@ class SelfAttention(nn.Module):
     and V of the same heads.
 
     Args:
+        shape: the sizes of the layer.
+        tp: the t ranks that share the layer.
         p: the dropout's probability.
         streams: the random-number streams from which the dropout draws.
         recompute: the layer's mode of recomputation; with region "core" the core attention is checkpointed.
-        seed: of the weights, the same on all t ranks; None draws a seed from torch's CPU generator.
+        seed: seed from which the weights are drawn, the same on all t ranks; None draws a seed from torch's CPU
+            generator.
+        factory: dtype and device of the weights.
 
-    Args of ``forward``: x ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism; a mask from ``causal_mask``.
-    Returns: the same shape as x.
+    Args of ``forward``: x ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism; a mask from ``causal_mask``;
+        ``terms``, the NamedForward of the layer's forward pass, which says which tensors are not saved.
+    Returns: a tensor of the shape of x.
     Raises: ConfigError if t does not divide a.
     """
 
@@ -108,7 +128,7 @@ class SelfAttention(nn.Module):
         return terms("attention output", self.projection, context)
 
     def heads(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Return Q, K and V, each ``[b·a/t, s, h/a]``: three views of one tensor, no copy."""
+        """Return Q, K and V of the layer's input x, each ``[b·a/t, s, h/a]``: three views of one tensor, no copy."""
         qkv = self.qkv(x)  # [s, b, 3h/t]
         parts = qkv.view(qkv.shape[0], -1, 3, self.head_size).unbind(2)  # [s, b·a/t, h/a] each
         return tuple(part.transpose(0, 1) for part in parts)

@@ -19,9 +19,19 @@ from actmem.recipes import Mode
 
 
 class ModelPart(ParallelModule):
-    """The part of a model that one pipeline rank holds.
+    """The part of a model that one pipeline stage holds.
 
-    ``forward`` takes token ids on the first part and activations on the others.
+    Each part has some of the layers. The first part also has the embedding, the last part the output layer and the
+    loss.
+
+    ``forward`` takes token ids on the first stage and activations on all later ones.
+
+    Attributes:
+        shape: the sizes of the whole model.
+        tp: the ranks that share each layer.
+        is_first: whether this part has the model's first layer, and so the embedding.
+        is_last: whether this part has the model's last layer, and so the output layer and the loss.
+        cross_entropy: the loss; only the last part has it.
     """
 
     shape: Any
@@ -31,7 +41,7 @@ class ModelPart(ParallelModule):
     cross_entropy: VocabParallelCrossEntropy
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean cross entropy, a scalar.
+        """Return the mean cross entropy of this rank's microbatch, a scalar. Only the last part has a loss.
 
         Args:
             logits: ``[s, b, v/t]``.
@@ -48,23 +58,32 @@ class GPT(ModelPart):
     (see ``actmem.pipeline``). Parameters have the same names in every part.
 
     Args:
-        layers: the numbers of the layers held here; None: all of them.
-        recompute, stores: as for ``TransformerLayer``.
+        shape: the sizes of the whole model.
+        tp: the t ranks that share each layer.
+        layers: the numbers of the layers held here, consecutive and from 0, such as ``range(0, 12)``; None: all layers.
+        recompute: what backward recomputes: "none", "selective", "elementwise", "full", another mode of
+            ``recipes.RECOMPUTE_MODES``, a set of tensors' names to drop, or a dict from names to actions such as
+            "offload".
+        stores: the Store for each action that needs one, such as ``{"offload": HostMemory()}``.
         p: the dropouts' probability.
-        seed: of weights and dropout. Give all ranks the same: then the initial weights are the same for every t, every
-            pipeline and every dtype (see ``parallel.weights``). Nothing is drawn from torch's default generator.
-        data_parallel_rank: which copy of the model this is. Copies have equal weights and draw different dropouts.
-        vocab_size: words of the vocabulary, if the shape's size is padded so that t divides it; the padding has no part
-            in the loss.
+        seed: seed of weights and dropout. Give all ranks the same seed: then the initial weights are the same for every
+            t, every pipeline and every dtype (see ``parallel.weights``). Nothing is drawn from torch's default
+            generator.
+        data_parallel_rank: which copy of the model this is, from 0. Copies have equal weights and draw different
+            dropouts.
+        vocab_size: words of the vocabulary, if ``shape.vocab_size`` is padded so that t divides it; the padding has no
+            part in the loss. None: nothing is padded.
+        factory: dtype and device of the weights.
 
-    Args of ``forward``: token ids ``[b, s]`` on the first part, activations ``[s, b, h]`` or ``[s/t, b, h]`` on the
-        others. Sequences may be shorter than s; under sequence parallelism t must divide their length.
-    Returns: logits ``[s, b, v/t]`` on the last part, activations on the others. ``loss(logits, targets)`` comes after
-        them.
-    Saves: what its layers save, what 2205.05198 section 4.3 lists, and what the paper leaves out: token and target ids,
-        the final norm's statistics (``formulas.first_stage``).
-    Raises: ConfigError if t does not divide the vocabulary (see ``config.padded_vocab_size``) or can't share a layer,
-        or on a longer sequence.
+    Args of ``forward``: token ids ``[b, s]`` on the first part; on later parts activations ``[s, b, h]``, or
+        ``[s/t, b, h]`` under sequence parallelism. Sequences may be shorter than s; under sequence parallelism t must
+        divide their length.
+    Returns: logits ``[s, b, v/t]`` on the last part, for ``loss(logits, targets)``; on earlier parts activations.
+    Saves: the tensors of its layers; on the first part the embedding's dropout mask; on the last part the inputs of the
+        final norm and the output layer, and the float32 logits (2205.05198 section 4.3). And three kinds that the paper
+        leaves out: token ids, target ids, the final norm's statistics (``formulas.first_stage``).
+    Raises: ConfigError if t does not divide the vocabulary (see ``config.padded_vocab_size``), if t ranks can't share a
+        layer, or if a sequence is longer than s.
     """
 
     def __init__(
@@ -108,7 +127,10 @@ class GPT(ModelPart):
             self.cross_entropy = VocabParallelCrossEntropy(tp, vocab_size=vocab_size)
 
     def constants(self, device: torch.device | str | None) -> dict[str, Tensor]:
-        """Make the causal mask, the buffer ``mask``. All layers and steps share it, so it is not an activation."""
+        """Make the buffer ``mask``, the causal mask, on ``device`` (None: the CPU).
+
+        All layers and steps share the mask, so it is not an activation.
+        """
         return {"mask": causal_mask(self.shape.seq_length, device or "cpu", next(self.parameters()).dtype)}
 
     def forward(self, x: Tensor) -> Tensor:
@@ -123,7 +145,10 @@ class GPT(ModelPart):
         return self.output(x, self.words.weight)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Turn token ids ``[b, s]`` into activations: word vector + position, then dropout."""
+        """Return the activations of token ids ``[b, s]``: word vector + position vector, then dropout.
+
+        Returns: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.
+        """
         length = check_tokens(tokens.t(), 1, self.shape.seq_length)
         if self.tp.sequence_parallel:
             check_divides("sequence length", length, "tensor_parallel_size", self.tp.size)
@@ -137,8 +162,8 @@ def ends_of(layers: range, num_layers: int) -> tuple[bool, bool]:
     """Return whether a pipeline stage has the model's first layer, and whether it has the last.
 
     Args:
-        layers: the numbers of the stage's layers.
-        num_layers: of the model.
+        layers: the numbers of the stage's layers, from 0.
+        num_layers: how many layers the whole model has.
 
     Raises: ConfigError if ``layers`` are not consecutive layers of the model.
     """
@@ -149,6 +174,9 @@ def ends_of(layers: range, num_layers: int) -> tuple[bool, bool]:
 
 class OutputLayer(nn.Module):
     """Column-parallel linear from activations to logits, with the word embedding's weight and no bias.
+
+    Args:
+        tp: the t ranks that share the vocabulary.
 
     Args of ``forward``: x ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism; the weight ``[v/t, h]``.
     Returns: ``[s, b, v/t]``.

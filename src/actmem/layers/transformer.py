@@ -21,10 +21,15 @@ from actmem.recompute import checkpoint
 class ParallelLayerNorm(ParallelModule, nn.LayerNorm):
     """Layer norm over h that also works under sequence parallelism.
 
-    There each rank sees only its own tokens, so the gradients of scale and shift are partial: they must be summed over
-    the ranks (``linear.reduce_partial_gradients``).
+    Under sequence parallelism each rank sees only its own tokens, so the gradients of scale and shift are partial: they
+    must be summed over the ranks (``linear.reduce_partial_gradients``).
 
-    Saves: its input and two numbers a token.
+    Args:
+        hidden_size: h.
+        tp: the ranks that share the layer.
+        factory: dtype and device of scale and shift.
+
+    Saves: its input, and mean and 1/deviation of each token.
     """
 
     def __init__(self, hidden_size: int, tp: TensorParallel, **factory):
@@ -38,10 +43,15 @@ class MLP(nn.Module):
     Each rank has 4h/t columns between the two linears, so GeLU needs no collective.
 
     Args:
-        seed: of the weights, the same on all t ranks; None draws one from torch's CPU generator.
+        shape: the sizes of the layer.
+        tp: the t ranks that share the layer.
+        seed: seed from which the weights are drawn, the same on all t ranks; None draws a seed from torch's CPU
+            generator.
+        factory: dtype and device of the weights.
 
-    Args of ``forward``: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.
-    Returns: the same shape.
+    Args of ``forward``: x ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism; ``terms``, the NamedForward of
+        the layer's forward pass, which says which tensors are not saved.
+    Returns: a tensor of the shape of x.
     Saves: in 16 bits, its input 2sbh (2sbh/t under sequence parallelism), the GeLU input 8sbh/t and the second linear's
         input 8sbh/t.
     Raises: ConfigError if t does not divide 4h.
@@ -62,22 +72,28 @@ class MLP(nn.Module):
 class TransformerLayer(nn.Module):
     """One transformer layer: x + dropout(attention(norm(x))), then the same with the MLP in place of attention.
 
-    torch.compile works; dropout and what is recomputed stay eager.
+    torch.compile works on it; dropout and recomputed code stay eager.
 
     Args:
-        recompute: a mode's name, a recipes.Recompute, a set of tensors' names to drop, or a dict from names to actions.
+        shape: the sizes of the layer.
+        tp: the t ranks that share the layer.
+        recompute: what backward recomputes: "none", "selective", "elementwise", "full", another mode of
+            ``recipes.RECOMPUTE_MODES``, a ``recipes.Recompute``, a set of tensors' names to drop, or a dict from names
+            to actions such as "offload".
         p: the dropouts' probability.
-        streams: what the dropouts draw from; None: streams of the layer's own.
+        streams: the random-number streams from which the dropouts draw; None: the layer makes its own.
         stores: the Store for each action that needs one, such as ``{"offload": HostMemory()}``; give all layers of a
             model the same stores.
-        seed: of the weights, and of the dropout streams if none are given. None draws a seed from torch's default CPU
-            generator, which must then be in the same state on all t ranks.
+        seed: seed of the weights, and of the dropout streams if none are given. None draws a seed from torch's default
+            CPU generator, which must then be in the same state on all t ranks.
+        factory: dtype and device of the weights.
 
     Args of ``forward``: x ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism; sequences may be shorter than
-        s.
-    Returns: the same shape.
-    Saves: what formulas.activations.layer_rows lists, and what layer_extra_rows lists.
-    Raises: ConfigError if t ranks can't share the layer, or on a longer sequence.
+        s. A mask from ``causal_mask``; None: the layer makes one.
+    Returns: a tensor of the shape of x.
+    Saves: the tensors that ``formulas.activations.layer_rows`` lists (those that the paper counts) and those of
+        ``layer_extra_rows`` (norm statistics, mask, random-number states).
+    Raises: ConfigError if t ranks can't share the layer, or if a sequence is longer than s.
     """
 
     def __init__(
@@ -112,7 +128,12 @@ class TransformerLayer(nn.Module):
         self.seq_length, self.ranks_of_sequence = shape.seq_length, tp.sequence_parts
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Run the layer on x, with a mask from ``causal_mask`` (make one for many layers) or with one of its own."""
+        """Return the layer's output for x.
+
+        Args:
+            x: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.
+            mask: from ``causal_mask``, one for all layers of a model; None: the layer makes a mask in each call.
+        """
         if self.recompute.region == "terms":
             return self._by_terms(x, mask)
         if self.recompute.region != "layer":  # "core" is a checkpoint inside SelfAttention
@@ -145,12 +166,13 @@ def check_tokens(x: Tensor, parts: int, seq_length: int, *, whole: bool = False)
     """Check the length of a layer's input, and return the length of its unsharded sequences, in tokens.
 
     Args:
-        x: ``[s/parts, b, …]``, one shard of sequences that are split into ``parts`` shards.
+        x: ``[s/parts, b, …]``, one shard of the sequences.
+        parts: into how many shards the sequences are split: 1, or t under sequence parallelism.
         seq_length: the longest sequence, in tokens, for which the model was made.
-        whole: refuse shorter sequences too.
+        whole: True refuses sequences shorter than ``seq_length`` too.
 
-    Raises: ConfigError if x has no token, if the sequences are longer than ``seq_length``, and with ``whole`` if they
-        are shorter.
+    Raises: ConfigError if x has no token, if the sequences are longer than ``seq_length``, and with ``whole`` if the
+        sequences are shorter.
     """
     length = x.shape[0] * parts
     if x.shape[0] == 0 or x.shape[1] == 0:

@@ -26,7 +26,8 @@ class LiveStorages(QuietDispatchMode):
         ignored: tensors, in lists, dicts or objects, whose storages don't count.
 
     Attributes:
-        peak_bytes: set it to 0 to start: from then on the most bytes alive after any operation. None: not counted.
+        peak_bytes: the most bytes alive after any operation since you set it to 0; None, its first value: no peak is
+            kept.
     """
 
     def __init__(self, ignored: object = ()) -> None:
@@ -43,7 +44,7 @@ class LiveStorages(QuietDispatchMode):
         return self._lifetimes.bytes
 
     def ignore(self, value: object) -> None:
-        """Stop counting the storages in ``value``."""
+        """Stop counting the storages of the tensors in ``value``, which may be in lists, dicts or objects."""
         for storage in storages_in(value):
             self._ignored.add(storage)
             self._lifetimes.forget(storage)
@@ -51,8 +52,8 @@ class LiveStorages(QuietDispatchMode):
     def note(self, value: object) -> None:
         """Count the storages of the tensors in ``value`` from now on, except ignored ones; each counts once.
 
-        Operations' results are noted without a call.  Call this for tensors that no operation made while the mode is
-        on.
+        The results of operations are counted without a call.  Call this for a tensor that existed before the mode was
+        on, or that no operation returns.
 
         Args:
             value: a tensor, or tensors in lists, dicts or objects.
@@ -76,6 +77,7 @@ def census(module: nn.Module, make_input: Callable[[], Any]) -> int:
     input's tensors, and only the ``grad_fn`` of its outputs are kept. Parameters and buffers do not count.
 
     Args:
+        module: the model or layer to run.
         make_input: returns the module's input: a tuple of positional arguments, a dict of keyword arguments, or any
             other value as the only argument.
     """
@@ -99,7 +101,7 @@ def census(module: nn.Module, make_input: Callable[[], Any]) -> int:
 
 
 def arguments_of(inputs: Any) -> tuple[tuple, dict]:
-    """Turn a module's input into positional and keyword arguments.
+    """Return a module's input as a pair (positional arguments, keyword arguments).
 
     A tuple becomes the positional arguments, a dict the keyword arguments, any other value the only argument.
     """

@@ -43,7 +43,8 @@ _OPERATORS = {
     "receive": "recv_ recv_any_source_ irecv",
     "barrier": "barrier monitored_barrier_",
 }
-#: Operator name → kind.  Both spellings of torch's collectives; waiting and metadata are not listed.
+#: Operator name → kind of collective, in both of torch's spellings (``c10d`` and functional).  Operators that only wait
+#: or exchange metadata are not listed.
 KIND_OF_NAME = {name: kind for kind, names in _OPERATORS.items() for name in names.split()}
 #: The last is our own, for gloo (``parallel.collectives``).
 _NAMESPACES = ("c10d", "_c10d_functional", "c10d_functional", "_dtensor", "actmem")
@@ -51,7 +52,7 @@ _NAMESPACES = ("c10d", "_c10d_functional", "c10d_functional", "_dtensor", "actme
 
 @cache
 def kind_of(operator: Any) -> str:
-    """Return which collective an operator of torch's dispatcher is, such as "all-reduce"; "" if it is none."""
+    """Return the kind of collective that an operator of torch's dispatcher runs, such as "all-reduce"; "" for none."""
     namespace, _, name = operator.name().split(".")[0].partition("::")
     return KIND_OF_NAME.get(name, "") if namespace in _NAMESPACES else ""
 

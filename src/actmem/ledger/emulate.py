@@ -24,10 +24,13 @@ def emulated_rank(world_size: int, rank: int = 0, device: str = "cpu", *, real_t
     """Let this process act as one rank of ``world_size`` while the block runs, in a fake default process group.
 
     Args:
-        device: on ``"cpu"``, and on ``"cuda"`` without a GPU, every tensor created inside is fake.
-        real_tensors: make real tensors on a CPU too.
+        world_size: the number of ranks.
+        rank: this process's number among them, from 0.
+        device: with ``"cpu"``, and with ``"cuda"`` on a machine without a GPU, every tensor that the block creates is
+            fake: it has a shape and a storage with a size, but no memory.
+        real_tensors: True makes real tensors on a CPU too.
 
-    Raises: ConfigError on a bad size, or if a process group already exists.
+    Raises: ConfigError if ``rank`` is not from 0 to ``world_size`` − 1, or if a process group already exists.
     """
     check_size("world_size", world_size)
     check_size("rank", rank, world_size - 1, least=0)

@@ -22,13 +22,14 @@ class SavedTensor:
 
     Attributes:
         module: name of the innermost module that was running; "" for the root.
-        op: the torch function, or the autograd Function, that saved it.
+        op: the name of the torch function, or of the autograd Function, that saved it.
         argument: which input of ``op`` the tensor is ("0", "1", …, or a keyword); "" for a tensor that ``op`` made
             itself.
+        shape: the tensor's shape; of a strided nested tensor the number of its elements.
         dtype: a torch.dtype, or its name in a row of a file.
         bytes: this tensor's share of its storage; the shares of one storage add up to its size.
-        line: file and line of the call.
-        kind: one of ``STORAGE_KINDS``.
+        line: file and line of the call that saved it, such as "model.py:12".
+        kind: one of ``STORAGE_KINDS``, such as "activation"; in a StepBill one of ``whole_step.BILL_KINDS``.
         held_by: what keeps the tensor alive if autograd doesn't, such as a cache; "" if autograd does.
         made_by: the operation of torch's dispatcher that made the tensor; "" if it existed before.
         term: the name that one of this library's layers gave the tensor (``drop.NamedForward``); "" in other models.
@@ -54,12 +55,12 @@ class SavedTensor:
         return f"{self.module or 'root'}: {self.op} {self.argument}".rstrip()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return a dict of the fields that JSON can hold; ``rows_of_file`` makes a SavedTensor of it again."""
+        """Return the fields as a dict that can be written as JSON; ``rows_of_file`` makes a SavedTensor of it again."""
         return {**vars(self), "shape": list(self.shape), "dtype": str(self.dtype).removeprefix("torch.")}
 
 
 def rows_of_file(rows: Iterable[dict[str, Any]]) -> list[SavedTensor]:
-    """Turn dicts from ``SavedTensor.as_dict``, as read from a JSON file, back into rows."""
+    """Return a SavedTensor for each dict from ``SavedTensor.as_dict``, as read from a JSON file."""
     return [SavedTensor(**{**row, "shape": tuple(row["shape"])}) for row in rows]
 
 
@@ -67,10 +68,10 @@ _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
 def fold(rows: Iterable[SavedTensor]) -> list[SavedTensor]:
-    """Join rows that differ only in the numbers in their module's name, such as the layer's, and sort them by bytes.
+    """Return the rows sorted by bytes, with those joined that differ only in numbers in their module's name.
 
-    A joined row has the sum of the bytes, and a range in its module's name: ``layers.0-3.norm ×4`` stands for four
-    rows. The largest row comes first.
+    Such a number is the layer's, for instance. A joined row has the sum of the bytes, and a range in its module's name:
+    ``layers.0-3.norm ×4`` stands for four rows. The largest row comes first.
     """
     groups: dict[tuple, list[SavedTensor]] = {}
     for row in rows:
@@ -89,7 +90,13 @@ def fold(rows: Iterable[SavedTensor]) -> list[SavedTensor]:
 
 
 def folded_name(names: list[str]) -> str:
-    """Return one name for names that differ only in their numbers: ``layers.0-3.norm``, or ``layers.0,2.norm``."""
+    """Return one name for several names that differ only in their numbers.
+
+    Args:
+        names: such as ``["layers.0.norm", "layers.1.norm"]``.
+
+    Returns: a name with ranges, such as ``layers.0-3.norm`` or ``layers.0,2.norm``.
+    """
     columns = zip(*(map(int, _NUMBER.findall(name)) for name in names))
     ranges = iter([_range(sorted(set(column))) for column in columns])
     return _NUMBER.sub(lambda _: next(ranges), names[0])
@@ -107,7 +114,7 @@ _SHOWN = 30
 
 
 def lines_of(rows: Iterable[SavedTensor]) -> list[tuple[str, ...]]:
-    """Return for each row the cells of its line in a table, as strings, in the order of ``HEADINGS``."""
+    """Return for each row a tuple of strings, the cells of its line in a table whose columns are ``HEADINGS``."""
     return [
         (
             f"{row.bytes:,}",
@@ -128,8 +135,8 @@ def aligned(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     """Return a table as text with aligned columns, the first one flush right.
 
     Args:
-        headings: one for each column.
-        lines: the cells of each line.
+        headings: one text for each column.
+        lines: for each line the texts of its cells.
     """
     columns = list(zip(headings, *lines)) if lines else [(heading,) for heading in headings]
     widths = [max(map(len, column)) for column in columns]
@@ -143,7 +150,7 @@ def aligned(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 
 def ledger_text(ledger: Any) -> str:
-    """Return a ledger as text: its total, the bytes of each kind, and its largest rows."""
+    """Return a ``Ledger`` as text: its total, the bytes of each kind, and its largest rows."""
     kinds = ", ".join(f"{kind} {size:,}" for kind, size in ledger.by_kind().items())
     host = f", and {ledger.host_bytes:,} B in the host's memory" if ledger.host_bytes else ""
     head = f"{ledger.total_bytes:,} B ({size_text(ledger.total_bytes)}) stay for backward{host}: {kinds or 'nothing'}"
@@ -158,7 +165,7 @@ def rows_text(rows: Iterable[SavedTensor], most: int = _SHOWN) -> str:
 
 
 def bill_text(bill: Any) -> str:
-    """Return a StepBill as text: the bytes at the peak, the bytes of each kind there, and the largest rows."""
+    """Return a ``StepBill`` as text: the bytes alive at the peak, the same by kind, and the largest rows."""
     head = f"peak {bill.peak_bytes:,} B ({size_text(bill.peak_bytes)}), in {bill.peak_phase}"
     kinds = [(f"{size:,}", kind) for kind, size in bill.by_kind().items()]
     return "\n\n".join([head, aligned(("bytes", "kind"), kinds), rows_text(bill.peak)])

@@ -30,18 +30,21 @@ _LINEAR_TERMS = {
 
 
 class LedgerMismatch(RuntimeError):
-    """Two counts of a layer's saved bytes disagree: something stays alive that saved-tensor hooks don't see.
+    """Error: two counts of a layer's saved bytes disagree, so something stays alive that saved-tensor hooks don't see.
 
-    One count is the ledger's, which sums what these hooks see. The other is ``census``, which sums the storages that
-    the forward pass leaves alive.
+    One count is the ledger's, the sum of the tensors that these hooks see. The other is ``census``, the sum of the
+    storages that the forward pass leaves alive.
     """
 
 
 def layer_input(shape: Any, tp: TensorParallel, device: str, dtype: torch.dtype) -> Tensor:
-    """Make a random input for one layer: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.
+    """Return a random input for one layer: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.
 
     Args:
         shape: of any model that has ``seq_length``, ``micro_batch_size`` and ``hidden_size``.
+        tp: the ranks that share the layer.
+        device: the input's device, such as "cpu".
+        dtype: the input's dtype.
     """
     s = shape.seq_length // tp.sequence_parts
     sizes = (s, shape.micro_batch_size, shape.hidden_size)
@@ -49,9 +52,10 @@ def layer_input(shape: Any, tp: TensorParallel, device: str, dtype: torch.dtype)
 
 
 def term_name(saved: SavedTensor) -> str:
-    """Return the name that the formulas have for a tensor of the ledger.
+    """Return the name that the formulas give to a tensor of the ledger, such as "QKV projection input".
 
-    If they have none, return the ledger's own name; a comparison then shows the tensor as not predicted.
+    If the formulas have no name for the tensor, return the ledger's (module, operation and argument). A comparison then
+    shows the tensor as not predicted.
     """
     op, last = saved.op, saved.module.rsplit(".", 1)[-1]
     term = saved.term or kept_as(op, saved.argument)
@@ -94,8 +98,11 @@ def measure_layer(
     """Make one of the paper's layers and an input, run it, and measure what it saves on this rank.
 
     Args:
+        shape: the sizes of the layer and of its input.
         tp: the ranks that share the layer; every one of them must call this.
-        recompute: the layer's mode of recomputation.
+        recompute: what backward recomputes: "none", "selective", "elementwise", "full" or another mode.
+        device: the device on which the layer runs.
+        dtype: dtype of the weights and the input.
 
     Returns: a Row for each saved tensor, with the name that the formulas give it.
     Raises: LedgerMismatch if the rows' total isn't the bytes that the forward pass leaves alive (``census``).
@@ -110,6 +117,7 @@ def confirmed_rows(layer: nn.Module, make_input: Callable[[], Tensor]) -> list[R
     The ledger lists the saved tensors one by one. ``census`` counts the bytes that the forward pass leaves alive.
 
     Args:
+        layer: the layer to run.
         make_input: makes an input for the layer; it is called twice, once for each count.
 
     Returns: a Row for each saved tensor, with the name that the formulas give it.

@@ -91,8 +91,12 @@ class StepMode(DispatchMode):
     def real_operation(self, func: Any, args: tuple) -> Any:
         """Return the operation that torch would run without a dispatch mode.
 
-        It writes into its first argument if torch would: a gradient to which another one is added, or a node's own
-        tensor. Else it is ``func``.
+        The result writes into the first argument if torch would: into a gradient to which another one is added, or into
+        a node's own tensor. Else it is ``func``.
+
+        Args:
+            func: the operator that a ``__torch_dispatch__`` was called with.
+            args: its positional arguments.
         """
         written, nodes = _WRITTEN.get(func, (func, ()))
         if nodes and not torch.is_grad_enabled() and node_running().partition("Backward")[0] in nodes:
@@ -120,10 +124,10 @@ class QuietDispatchMode(StepMode):
 
 
 def nodes_from(begins: Iterable[Any]) -> Iterator[Any]:
-    """Yield each node of the autograd graphs behind some nodes once, these nodes included.
+    """Yield ``begins`` and all nodes that come after them in backward, each node once.
 
     Args:
-        begins: ``grad_fn`` of tensors; a None is skipped.
+        begins: autograd nodes, such as the ``grad_fn`` of outputs; a None among them is skipped.
     """
     nodes = list(begins)
     seen = set(nodes)
@@ -137,10 +141,10 @@ def nodes_from(begins: Iterable[Any]) -> Iterator[Any]:
 
 
 def stays_as_gradient(args: tuple) -> bool:
-    """Return whether a weight's new gradient would become its ``.grad`` itself, or (False) be copied for that.
+    """Return whether autograd would make a weight's new gradient its ``.grad``; False: it would copy the gradient.
 
-    It answers for a weight whose ``.grad`` is None, but looks at one that has a ``.grad`` already: only there does a
-    dispatch mode see an operation, the addition of the two.
+    The question is about weights whose ``.grad`` is None. There a dispatch mode sees no operation. So this function
+    looks at a weight that has a ``.grad`` already, where a mode sees the addition of the new gradient to it.
 
     Args:
         args: the two arguments of this addition: the weight's ``.grad`` and the new gradient.
@@ -152,7 +156,7 @@ def stays_as_gradient(args: tuple) -> bool:
 
 
 def _is_free(args: tuple) -> bool:
-    """Return whether both arguments are plain tensors and nothing but the sum itself holds the first."""
+    """Return whether both arguments of a sum are plain tensors and nothing but the sum itself holds the first."""
     plain = all(isinstance(arg, Tensor) and arg.layout is torch.strided for arg in args)
     plain = plain and not any(map(is_traceable_wrapper_subclass, args))
     return plain and _holders(args[0]) == _holders_where_free()[0]
@@ -170,9 +174,9 @@ def _holders(tensor: Tensor) -> tuple[int, int, int]:
 
 @cache
 def _holders_where_free() -> tuple[tuple[int, int, int], ...]:
-    """Return the ``_holders`` that a dispatch mode sees of a tensor that nothing else holds.
+    """Return the counts of ``_holders`` that a dispatch mode sees for a tensor that nothing else holds.
 
-    They are counted once, in cases where it is known that nothing else does.
+    They are counted once, for tensors of which it is known that nothing else holds them.
 
     Returns: the counts for the first of two gradients that were just made for one tensor, and for a gradient that is
         added to a weight's.

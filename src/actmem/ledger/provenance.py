@@ -56,12 +56,13 @@ _STATE_BYTES = (5056, 16)
 class Scores:
     """A candidate for attention's scores QKᵀ in a model that doesn't say where its attention is.
 
-    It is shared by the result of a matmul of two activations and by all results of the same size computed from that. If
-    it proves to be scores, the ledger lists their tensors as "attention scores": a fused kernel would not save them.
+    One such object stands for the result of a matmul of two activations and for all tensors of the same size that are
+    computed from that result. If they prove to be attention's scores, the ledger lists them as "attention scores": a
+    fused kernel would not save them.
 
     Attributes:
-        normalized: a softmax was applied to them.
-        attended: a matmul read them after the softmax, so they really are attention's scores.
+        normalized: whether a softmax was applied to these tensors.
+        attended: whether a matmul read them after the softmax, so that they really are attention's scores.
     """
 
     normalized: bool = False
@@ -70,25 +71,31 @@ class Scores:
 
 @dataclass
 class Provenance:
-    """Where one storage comes from. "It" below is the storage.
+    """Where one storage comes from: the operation that made it, in which module, and from which other storages.
 
     Attributes:
-        made: whether an operation made it while the tracker was on; False if it existed before.
-        operation, module, shape, dtype, device: of the first tensor that had this storage.
-        inside: whether a module or an autograd Function was running when it was made.
-        constant: whether it was made without random numbers, and from no tensor or from constants alone.
-        of_weights: whether it is a weight, or was computed from weights and constants alone, without a matmul.
-        copied_from: if it is a copy, or a copy of a copy, of storages that existed before: these storages; else empty.
-        gathered: whether a collective did this copying.
-        repeats: if it is a copy of an expanded tensor, how many times it holds each element; else 1.
-        one_plus: "tanh" or "erf" if it is a number plus the result of that function, as in a GELU; else "".
-        picked_from: if it has some of the matrices of a storage that existed before, such as one expert's weights, that
-            storage; else None.
-        scores: the attention scores of which it is a part, or from which only elementwise operations and a softmax
-            computed it; else None.
-        masks: the attention scores that it masks; else None.
-        multiplied: the scores of the last matmul that read it; None if no matmul did.
-        saved: the views of it that autograd saved, each once.
+        made: whether an operation made the storage while the tracker was on; False if the storage existed before.
+        operation: the operation that made the storage, such as "mm", or "generator state"; "" if the storage existed
+            before.
+        module: the name of the innermost module that was running when the storage was first seen; "" for the root.
+        shape: the shape of the first tensor that had this storage.
+        dtype: the dtype of that tensor.
+        device: the type of that tensor's device, such as "cuda".
+        inside: whether a module or an autograd Function was running when the storage was made.
+        constant: whether the storage was made without random numbers, and from no tensor or from constants alone.
+        of_weights: whether the storage is a weight, or was computed from weights and constants alone, without a matmul.
+        copied_from: the storages from before the tracking of which this storage is a copy, or a copy of a copy; empty
+            if it is no such copy.
+        gathered: whether a collective made this copy.
+        repeats: how many times a copy of an expanded tensor holds each element; 1 for any other storage.
+        one_plus: "tanh" or "erf" if the storage is a number plus the result of that function, as in a GELU; else "".
+        picked_from: the storage from before the tracking of which this one has some of the matrices, such as one
+            expert's weights out of all experts'; else None.
+        scores: the attention scores of which the storage is a part, or from which only elementwise operations and a
+            softmax computed it; else None.
+        masks: the attention scores that the storage masks; else None.
+        multiplied: the Scores of the last matmul that read the storage; None if no matmul did.
+        saved: the views of the storage that autograd saved, each once.
     """
 
     made: bool
@@ -143,9 +150,9 @@ class ProvenanceTracker(QuietDispatchMode):
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """While the block runs, note what operations make, and what autograd saves.
+        """While the block runs, note the storages that operations make, and the tensors that autograd saves.
 
-        Also noted is what saved-tensor hooks of the user or of a library put in place of a saved tensor.
+        Also noted are the objects that saved-tensor hooks of the user or of a library put in place of a saved tensor.
         """
         with noting_states(self._note_state), self.tracker, self, self._noting_saved() as hooks_off:
             with replaced(saved_tensors_hooks, "__enter__", self._noting_packed):
@@ -223,11 +230,13 @@ class ProvenanceTracker(QuietDispatchMode):
     def _scores(self, operation: str, size: int, sources: list[torch.UntypedStorage], args: tuple) -> Scores | None:
         """Return the Scores that an operation's result belongs to; None if it belongs to none.
 
-        It also notes in the provenance of what the operation reads whether that is a mask or an operand of scores.
+        It also notes in the Provenance of each source whether that is a mask or an operand of scores.
 
         Args:
+            operation: the operation's name, such as "bmm".
             size: elements of the result.
             sources: the storages that the operation reads.
+            args: the operation's positional arguments.
         """
         provenance = [self.origins[source] for source in sources]
         scored = [each.scores for each in provenance if each.scores is not None]
@@ -273,10 +282,9 @@ class ProvenanceTracker(QuietDispatchMode):
 
     @contextmanager
     def _noting_saved(self) -> Iterator[list[str]]:
-        """In the block, note each tensor that autograd saves; hooks from outside the block pack as before.
+        """In the block, note each tensor that autograd saves; hooks from outside the block still work.
 
-        Yields a list. ``torch.func.grad`` and its like allow no hooks: they run without ours, and their messages are
-        added to the list.
+        Yields: a list of the messages with which ``torch.func.grad`` and its like refused hooks: they ran without ours.
         """
         outer_pack, outer_unpack = top_saved_tensors_hooks() or (None, None)
         off: list[str] = []
@@ -306,9 +314,9 @@ class ProvenanceTracker(QuietDispatchMode):
             yield off
 
     def _noting_packed(self, enter: Callable) -> Callable:
-        """Wrap ``enter`` so that it also notes what other people's hooks that begin in the block pack.
+        """Wrap ``enter`` so that each saved-tensor hook that begins in the block also notes the tensors that it packs.
 
-        Nothing else in Python refers to what they pack. Our own hooks call ``keep``, so they need no note.
+        Nothing else in Python refers to these tensors. Our own hooks call ``keep``, so they need no note.
         """
 
         def noting(hooks):
@@ -325,7 +333,7 @@ class ProvenanceTracker(QuietDispatchMode):
         return noting
 
     def _note_graph(self) -> None:
-        """Note what the nodes of the outputs' graphs saved while hooks were off."""
+        """Note the tensors that the nodes of the outputs' graphs saved while hooks were off."""
         for node in graph_nodes(self.tracker):
             for name in dir(node):
                 if name.startswith("_saved_"):
@@ -340,8 +348,10 @@ class ProvenanceTracker(QuietDispatchMode):
         """Note that autograd saves a tensor.
 
         Args:
-            saver: operation, argument and line, if it isn't the operation that runs.
-            held_by: who keeps the tensor, if it isn't autograd.
+            tensor: the tensor that is saved.
+            saver: operation, argument and line, as ``OperationTracker.saver_of`` returns them; None: those of the
+                operation that runs now.
+            held_by: what keeps the tensor alive if autograd doesn't, such as "the hooks of f"; "" if autograd does.
         """
         is_weight = isinstance(tensor, nn.Parameter) or isinstance(getattr(tensor, "_base", None), nn.Parameter)
         for storage, part in stored_parts(tensor):
@@ -365,9 +375,10 @@ class ProvenanceTracker(QuietDispatchMode):
         """Note the names that a layer gives its tensors; ``drop.NamedForward`` calls this (``drop.NAME_READERS``).
 
         Args:
-            names: one for each of ``tensors``.
-            also: a name for all other tensors that autograd saved since the previous call, such as a norm's statistics;
-                "" for none.
+            names: one name for each of ``tensors``.
+            tensors: the tensors that get these names.
+            also: one name for all other tensors that autograd saved since the previous call, such as a norm's
+                statistics; "" if they get no name.
         """
         for name, tensor in zip(names, tensors):
             if (storage := storage_of(tensor)) is not None:
@@ -380,10 +391,11 @@ class ProvenanceTracker(QuietDispatchMode):
         """Return the name that a layer gave to a saved tensor.
 
         Args:
+            storage: the tensor's storage.
             offset: where in the storage the tensor begins, in elements.
 
-        Returns: the name of the tensor that begins there; if it has none, the storage's only name, if there is just
-            one; else "".
+        Returns: the name of the tensor that begins at this offset. If it has none: the storage's only name, if the
+            storage has just one; else "".
         """
         names = self._terms.get(storage, {})
         return names.get(offset, "") or (next(iter(names.values())) if len(names) == 1 else "")
@@ -394,8 +406,9 @@ class ProvenanceTracker(QuietDispatchMode):
         """Return the kind of a storage that autograd saved: one of ``STORAGE_KINDS``, such as "activation".
 
         Args:
-            dtype: of the tensor that was saved.
-            op: the operation that saved it.
+            storage: a storage that this tracker has seen.
+            dtype: dtype of the saved tensor.
+            op: the name of the operation that saved it.
         """
         origin = self.origins[storage]
         if storage in self.tracker.weights:
@@ -422,7 +435,12 @@ class ProvenanceTracker(QuietDispatchMode):
         return "constant" if origin.constant else "activation"
 
     def kind_of_unsaved(self, storage: torch.UntypedStorage, origin: Provenance) -> str:
-        """Return the kind, one of ``STORAGE_KINDS``, of a storage that autograd did not save."""
+        """Return the kind of a storage that autograd did not save, one of ``STORAGE_KINDS`` such as "cast weight".
+
+        Args:
+            storage: a storage that this tracker has seen.
+            origin: the storage's Provenance.
+        """
         kind = self.kind_of(storage, origin.dtype, origin.operation)
         if kind in ("generator state", "cast weight", "gathered weight"):
             return kind
@@ -472,9 +490,9 @@ class ProvenanceTracker(QuietDispatchMode):
 
 
 def _eager(function: Callable) -> Callable:
-    """Return a function into which torch.compile doesn't look; it takes a function, no closure.
+    """Return ``function``, wrapped so that torch.compile doesn't look into it. It must be a function without a closure.
 
-    If torch's compiler isn't loaded, it isn't loaded for that, and the function is returned as it is.
+    If torch's compiler isn't loaded, ``function`` itself is returned, because the wrapper would load the compiler.
     """
     return never_compiled(function) if "torch._dynamo" in sys.modules else function
 

@@ -33,7 +33,11 @@ _WEIGHTS = ("weight", "gathered weight")
 
 
 class Ledger:
-    """What ``record`` found. Its lists are filled when the ``with`` block ends.
+    """The tensors that stay alive for backward, as ``record`` found them. The lists are filled when its block ends.
+
+    Args:
+        provenance: the tracker that noted what autograd saved, and where each storage comes from.
+        device: the type of the device that has the weights, such as "cuda".
 
     Attributes:
         saved: the tensors, without weights, that autograd or a saved-tensor hook held at the block's end.
@@ -57,7 +61,7 @@ class Ledger:
         return {id(storage): storage.nbytes() for storage in self._provenance.saved}
 
     def names_of(self, storage: torch.UntypedStorage) -> list[str]:
-        """Return for each saved view of a storage who saved it: module, operation and argument, as one string.
+        """Return a string for each saved view of a storage: the module, operation and argument that saved the view.
 
         The list is empty if autograd didn't save the storage.
         """
@@ -89,7 +93,7 @@ class Ledger:
         return sums_of((row for row in self.tensors if not self._on_host(row)), STORAGE_KINDS)
 
     def rows(self) -> list[Row]:
-        """Return one row for each tensor, named by module, operation and argument."""
+        """Return a Row for each tensor of ``saved`` and ``unsaved``, named by module, operation and argument."""
         return [Row(row.name, row.bytes, source=row.line) for row in self.tensors]
 
     __repr__ = ledger_text
@@ -124,7 +128,7 @@ class Ledger:
 
 
 def sums_of(rows: Iterable[SavedTensor], kinds: Iterable[str]) -> dict[str, int]:
-    """Add up the rows' bytes by kind. Kinds without bytes are left out; the others are in the order of ``kinds``."""
+    """Return a dict from kinds to their rows' bytes, in the order of ``kinds``, without kinds of 0 bytes."""
     sums = dict.fromkeys(kinds, 0)
     for row in rows:
         sums[row.kind] += row.bytes
@@ -140,6 +144,7 @@ def record(module: nn.Module, adds_up: bool = True) -> Iterator[Ledger]:
     the block still work.
 
     Args:
+        module: the model or layer that the block runs; its submodules' names appear in the ledger.
         adds_up: False leaves the ledger's lists empty, for callers that only use ``storages`` or ``names_of``.
 
     Yields: the ledger, which is complete when the block ends.
@@ -171,6 +176,7 @@ def _shares(views: dict[tuple, SavedTensor], left: int) -> Iterator[tuple[SavedT
     too, and get a row of their own.
 
     Args:
+        views: the saved views, by keys from ``view_of``.
         left: the storage's bytes.
 
     Yields: for each row its SavedTensor, its offset in the storage, and the fields to replace.
@@ -191,8 +197,8 @@ def _unsaved(
 ) -> Iterator[tuple[torch.UntypedStorage, Provenance, str]]:
     """Yield the storages that were made in the block and are alive, but that autograd did not save.
 
-    Left out are what outermost modules were given or returned, and what was made outside of modules and is in one of
-    ``variables``: both are the caller's.
+    Inputs and outputs of outermost modules are left out, and so are tensors that were made outside of modules and are
+    in one of ``variables``: all these are the caller's.
 
     Yields: the storage, its provenance, and who holds it ("" if unknown).
     """
@@ -219,7 +225,7 @@ def _unsaved(
 def _held_anyway(provenance: ProvenanceTracker) -> Iterator[tuple[torch.UntypedStorage, Tensor, str]]:
     """Yield inputs and outputs of outermost modules that are held although autograd did not save them.
 
-    Yields: the storage, the tensor, and the ctx or the checkpoint that holds it, in words.
+    Yields: the storage, the tensor, and a text that names the holder, such as "an attribute of ctx of Square".
     """
     tracker = provenance.tracker
     theirs = [reference() for reference in tracker.input_tensors + tracker.output_tensors]
@@ -243,13 +249,13 @@ _STEPS = 6
 
 
 def _holders(storages: Collection[int], text_of: Callable[[Any], str]) -> dict[int, str]:
-    """Find what keeps each storage: the nearest object that ``text_of`` has words for, found by the garbage collector.
+    """Find what keeps each storage alive: the nearest object among its referrers that ``text_of`` can describe.
 
     It looks at every object of the process, unless ``storages`` is empty.
 
     Args:
         storages: the storages' ids.
-        text_of: describes an object; "" passes it over.
+        text_of: returns a text that describes an object; "" if the search shall go on to what holds that object.
 
     Returns: by a storage's id, the text of its holder.
     """

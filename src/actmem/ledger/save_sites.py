@@ -32,8 +32,11 @@ UNKNOWN = "unknown"
 class RunningModules:
     """A stack of the modules that are running, with the names that ``module.named_modules()`` gives them.
 
-    A submodule may have several names, as with shared weights. It then gets the one that it has in the module that is
-    running around it.
+    A submodule may have several names, as with shared weights. The stack then has the name under which the submodule is
+    found in the module that is running around it.
+
+    Args:
+        module: the root module, in which the names begin.
     """
 
     def __init__(self, module: nn.Module):
@@ -51,9 +54,9 @@ class RunningModules:
 
     @property
     def name_or_node(self) -> str:
-        """Name of what is running: in forward the innermost module, in backward the autograd node.
+        """Name of the innermost running module; in backward, of the autograd node that runs.
 
-        If the node runs a module, as a checkpoint does, it is the innermost module's name.
+        If that node runs a module, as the node of a checkpoint does, the name is the innermost module's.
         """
         node = node_running()
         return self.name if self._running and self._running[-1][2] == node else node
@@ -72,9 +75,9 @@ class RunningModules:
         self._running.append((part, part_name, node_running()))
 
     def leave(self, part: nn.Module) -> None:
-        """Note that the forward pass of ``part`` has ended: take it, and all that is above it, off the stack.
+        """Note that the forward pass of ``part`` has ended: take ``part``, and all modules above it, off the stack.
 
-        A module that is not on the stack was running before the tracking began; then the stack is emptied.
+        If ``part`` is not on the stack, because it was running before the tracking began, the stack is emptied.
         """
         while self._running and self._running.pop()[0] is not part:
             pass
@@ -98,14 +101,16 @@ class OperationTracker(TorchFunctionMode):
     """A context that tracks which modules and which torch functions are running.
 
     Args:
-        module: the root; its submodules are named as in its ``named_modules()``.
-        follows_functions: False tracks modules only, without a TorchFunctionMode. Use it for compiled models: under
+        module: the root module; its submodules are named as in its ``named_modules()``.
+        follows_functions: False tracks modules only, without a TorchFunctionMode. Use False for compiled models: under
             such a mode torch compiles a checkpoint's second run differently from its first.
 
     Attributes:
         weights: the storages of the module's parameters and buffers.
-        inputs, outputs: the storages of all inputs and outputs of outermost modules.
-        input_tensors, output_tensors: weak references to the tensors of these inputs and outputs.
+        inputs: the storages of all inputs of outermost modules.
+        outputs: the storages of all outputs of outermost modules.
+        input_tensors: weak references to the tensors of these inputs.
+        output_tensors: weak references to the tensors of these outputs.
         checkpoint_ran: True once one of torch's checkpoints ran, which can hold tensors that hooks don't see.
         ran: the modules that ran, of this root or not.
     """
@@ -198,14 +203,15 @@ class OperationTracker(TorchFunctionMode):
         return note
 
     def saver_of(self, tensor: Tensor) -> tuple[str, str, str]:
-        """Return which call is saving ``tensor``; to be called from a saved-tensor hook.
+        """Return which operation is saving ``tensor``. Call this from a saved-tensor hook.
 
         A Function whose ``apply`` was looked up before this tracker began (``square = Square.apply``) is not on the
-        stack. It is still found if it was the last to call ``save_for_backward`` and did so with ``tensor``; the
-        argument is then "unknown".
+        stack of operations. It is still found if it was the last to call ``save_for_backward`` and did so with
+        ``tensor``; the argument is then "unknown".
 
-        Returns: the operation's name ("unknown" if it can't be found), the argument that the tensor is ("0", "1", …, a
-            keyword, or the name given to ``keep``; "" for none), and file and line of the call.
+        Returns: a tuple of three strings. The operation's name, such as "linear"; "unknown" if it can't be found.
+            Which argument of the operation the tensor is: "0", "1", …, a keyword, or the name given to ``keep``; "" if
+            it is none. File and line of the call.
         """
         if self._operations:
             func, args, kwargs, frame = self._operations[-1]
@@ -225,16 +231,14 @@ def kept_as(op: str, argument: str) -> str:
     """Return the name under which ``keep`` saved a tensor; "" if it had none, or if another operation saved it.
 
     Args:
-        op, argument: as ``OperationTracker.saver_of`` returns them.
+        op: the name of the operation that saved the tensor, from ``OperationTracker.saver_of``.
+        argument: which argument the tensor is, from ``OperationTracker.saver_of``; for ``keep`` this is its name.
     """
     return argument if op == FUNCTIONS["keep"].__name__ and not argument.isdigit() else ""
 
 
 def in_checkpoint(frame: FrameType | None) -> bool:
-    """Return whether one of torch's checkpoints is running.
-
-    This is so if ``frame`` or one of its callers runs code of ``torch/utils/checkpoint.py``.
-    """
+    """Return whether ``frame`` or one of its callers runs code of torch's checkpoint, ``torch/utils/checkpoint.py``."""
     while frame is not None:
         if frame.f_code.co_filename == torch.utils.checkpoint.__file__:
             return True
@@ -243,9 +247,9 @@ def in_checkpoint(frame: FrameType | None) -> bool:
 
 
 def line_of(frame: FrameType | None) -> str:
-    """Return ``file:line`` of the innermost user code: of ``frame``, or else of its nearest caller that is the user's.
+    """Return ``file:line`` of the innermost user code, at ``frame`` or at its nearest caller that is user code.
 
-    Code of torch and of this folder is not the user's. "" if there is no user code.
+    Code of torch and of this file's folder is not user code. "" if there is no user code.
     """
     # One frame at a time: a list of them would hold this frame, and with it all their variables.
     while frame is not None:
@@ -258,7 +262,7 @@ def line_of(frame: FrameType | None) -> str:
 def view_of(tensor: Tensor) -> tuple:
     """Return a key by which to compare views of one storage: two that hold the same elements have the same key.
 
-    So a tensor and its transpose have one key.
+    So a tensor and its transpose have the same key. The key has the offset, and the sorted strides with their sizes.
     """
     try:
         return tensor.storage_offset(), tuple(sorted(zip(tensor.stride(), tensor.shape)))
@@ -267,7 +271,10 @@ def view_of(tensor: Tensor) -> tuple:
 
 
 def _argument_of(tensor: Tensor, args: tuple, kwargs: dict) -> str:
-    """Return which argument ``tensor`` is: the same view, or else one with the same storage; "" if it is none."""
+    """Return the place or the keyword of the argument that ``tensor`` is, such as "0"; "" if it is no argument.
+
+    An argument that is the same view comes before one that only has the same storage.
+    """
     storage, first = storage_of(tensor), ""
     for name, value in _named(args, kwargs) if storage is not None else ():
         for part in plain_tensors(value) if isinstance(value, Tensor) else ():

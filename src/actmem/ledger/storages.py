@@ -37,6 +37,7 @@ def tensors_in(value: object, depth: int = _DEEPEST) -> Iterator[Tensor]:
     It finds the tensors of a key-value cache or a Hugging Face ModelOutput, for instance. It doesn't look into modules.
 
     Args:
+        value: a tensor, or any nesting of containers and objects.
         depth: how many levels of nesting to look into.
     """
     return _inside(value, depth, {})
@@ -65,8 +66,8 @@ def _inside(value: object, depth: int, seen: dict[int, object]) -> Iterator[Tens
 def plain_tensors(tensor: Tensor) -> list[Tensor]:
     """Return the strided tensors that hold a tensor's data.
 
-    For a plain tensor it is the tensor itself, for a sparse one its indices and values, for a wrapper such as DTensor
-    the wrapped tensors. The list is empty if torch gives no access to them.
+    The list has for a plain tensor the tensor itself, for a sparse tensor its indices and values, and for a wrapper
+    such as DTensor the wrapped tensors. It is empty if torch gives no access to them.
     """
     if type(tensor) in _PLAIN and tensor.layout is torch.strided:  # nearly all, and quickly
         return [tensor]
@@ -87,7 +88,7 @@ def stored_parts(value: object, depth: int = _DEEPEST) -> list[tuple[torch.Untyp
     """Return a pair (storage, tensor) for each plain tensor in ``value``; wrapped and sparse tensors are unpacked.
 
     Args:
-        value: as for ``tensors_in``.
+        value: a tensor, or tensors in nested lists, dicts, dataclasses and plain objects.
         depth: how many levels of nesting to look into.
     """
     parts = [part for tensor in tensors_in(value, depth) for part in plain_tensors(tensor)]
@@ -95,7 +96,7 @@ def stored_parts(value: object, depth: int = _DEEPEST) -> list[tuple[torch.Untyp
 
 
 def storages_in(value: object) -> list[torch.UntypedStorage]:
-    """Return the storages of all tensors in ``value``."""
+    """Return the storages of all tensors in ``value``, which may be in nested lists, dicts and plain objects."""
     return [storage for storage, _ in stored_parts(value)]
 
 
@@ -105,9 +106,10 @@ def storages_of(*tensors: Tensor) -> WeakSet[torch.UntypedStorage]:
 
 
 def storage_of(value: object) -> torch.UntypedStorage | None:
-    """Return a tensor's storage; None for anything else, and for tensors without memory of their own.
+    """Return the storage of ``value`` if it is a tensor.
 
-    These are DTensor, sparse ones, and the zeros that ``torch.func.jvp`` takes for the tangents of weights.
+    Returns: None for anything but a tensor, and for tensors without memory of their own: a DTensor, a sparse tensor,
+        and the zeros that ``torch.func.jvp`` takes for the tangents of weights.
     """
     if type(value) not in _PLAIN and (not isinstance(value, Tensor) or is_traceable_wrapper_subclass(value)):
         return None
@@ -125,8 +127,8 @@ class StorageLifetimes:
             is freed, with its number and None. A storage's number is its place in the order of ``begin``, from 0.
 
     Attributes:
-        bytes: the sum over all storages that are alive.
-        numbers: the number of each storage that is alive.
+        bytes: the sum of the sizes of all followed storages that are alive.
+        numbers: a dict with weak keys: for each of these storages its number.
     """
 
     def __init__(self, changed: Callable[[int, int | None], object] = lambda number, size: None):
@@ -189,6 +191,7 @@ def replaced(owner: object, name: str, make: Callable[[Callable], object]) -> It
     Args:
         owner: a module, a class or an object. A static method stays static, and an inherited attribute is inherited
             again after the block.
+        name: the name of the attribute, a function.
         make: gets the original function and returns the one to use in its place.
     """
     before = vars(owner).get(name)
@@ -230,7 +233,7 @@ def noting_states(note: Callable[[Tensor], object]) -> Iterator[None]:
 
 
 def settled(count: Callable[[], int]) -> int:
-    """Call ``count`` until its result no longer changes, and return that.
+    """Call ``count`` until its result has not changed for 0.1 s, and return that result; without gloo call it once.
 
     After a collective, gloo's threads free its tensor a moment later, so an early count can have one tensor too many.
     It never has one too few, so a count of zero is returned at once.

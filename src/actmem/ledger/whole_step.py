@@ -78,10 +78,12 @@ def step(
     this twice.
 
     Args:
-        batch: the model's input, as for ``census``: a tuple of positional arguments, a dict of keyword arguments, or
-            any other value as the only argument.
+        model: the module to train.
+        batch: the model's input: a tuple of positional arguments, a dict of keyword arguments, or any other value as
+            the only argument.
         loss: computes a scalar from the model's output. None: the output's ``loss`` if it has one, else the sum of its
             first floating-point tensor.
+        optimizer: steps after backward; None: the step has no optimizer.
 
     Returns: the bill of the step.
     Raises: ConfigError if the loss is not one number that needs a gradient, or if the optimizer needs a closure.
@@ -127,8 +129,10 @@ def watch_step(
     """Measure a training step that the block runs itself, such as a pipeline's, or one with several microbatches.
 
     Args:
-        optimizer: lets the bill name the optimizer's states and the phase of its ``step``.
-        batch: lets the bill name the tensors in it as inputs.
+        model: the module that the block trains.
+        optimizer: the optimizer that the block runs, so that the bill can name its states and the phase of its
+            ``step``; None: they get no name.
+        batch: the tensors, in lists, dicts or objects, that the bill names "input"; None: none.
 
     Yields: the bill, which is complete when the block ends.
     """
@@ -169,7 +173,7 @@ def size_at(sizes: list[tuple[int, int]], moment: int) -> int:
     """Return a storage's bytes at one moment, from its sizes over time.
 
     Args:
-        sizes: pairs of a moment and the bytes from then on, in order.
+        sizes: pairs of an index in the step's ``curve`` and the bytes from there on, in order.
         moment: an index in the step's ``curve``.
     """
     return next((size for start, size in reversed(sizes) if start <= moment), 0)
@@ -180,13 +184,13 @@ class StorageLife:
     """What is known of one storage of a step: where it came from, its size over time, and its name on the bill.
 
     Attributes:
-        origin: where it came from.
-        phase: the phase in which it was first seen.
+        origin: the Provenance of the storage: which operation made it, in which module.
+        phase: the phase in which the storage was first seen: "before", "forward", "backward" or "optimizer".
         sizes: pairs of an index in the step's ``curve`` and the storage's bytes from then on; the last has 0 bytes if
             the storage was freed.
-        label: kind, name and operation, if it belongs to the model, the optimizer or the batch; else None.
-        kind: its kind if it is a copy of weights or a constant, from ``ProvenanceTracker.kind_of``; else "".
-        is_output: whether an outermost module returned it.
+        label: kind, name and operation, if the storage belongs to the model, the optimizer or the batch; else None.
+        kind: the storage's kind, from ``ProvenanceTracker.kind_of``, if it is a copy of weights or a constant; else "".
+        is_output: whether an outermost module returned the storage.
     """
 
     origin: Provenance
@@ -217,14 +221,14 @@ class StepHistory:
         self.phases: list[tuple[str, int]] = []
 
     def enter(self, phase: str) -> None:
-        """Begin a phase such as "backward", unless the step is already in it."""
+        """Begin a phase, "forward", "backward" or "optimizer", unless the step is already in it."""
         if phase != self.phase:
             self.phase = phase
             self.phases.append((phase, len(self.curve)))
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
-        """Set the phase while the block runs; as a decorator, during each call of the function."""
+        """Set the phase, such as "backward", while the block runs; as a decorator, during each call of the function."""
         before = self.phase
         self.enter(phase)
         try:
@@ -243,7 +247,12 @@ class StepHistory:
         self.count()
 
     def begin(self, storage: torch.UntypedStorage, origin: Provenance) -> None:
-        """Start to follow a storage, unless it is followed already."""
+        """Start to follow a storage, unless it is followed already.
+
+        Args:
+            storage: the storage.
+            origin: the Provenance of the storage.
+        """
         if storage not in self.lifetimes.numbers:
             self.lives.append(StorageLife(origin, self.phase, [(len(self.curve), storage.nbytes())]))
             self.lifetimes.begin(storage)
@@ -255,9 +264,10 @@ class StepHistory:
         """Label all storages in ``value`` that have no label yet, and start to follow those that are not followed.
 
         Args:
-            kind: one of BILL_KINDS.
-            name: for the bill's column "module".
-            op: for the bill's column "operation".
+            value: tensors, in lists, dicts or objects.
+            kind: one of BILL_KINDS, such as "gradient".
+            name: the text for the bill's column "module", such as the parameter's name.
+            op: the text for the bill's column "operation".
         """
         for storage, part in stored_parts(value):
             self.begin(storage, Provenance(False, op, module=name, shape=shape_of(part), dtype=part.dtype))
@@ -265,7 +275,13 @@ class StepHistory:
             life.label = life.label or (kind, name, op)
 
     def note_what_exists(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, batch: Any) -> None:
-        """Label the storages of weights, gradients, buffers, optimizer states and inputs."""
+        """Label the storages of weights, gradients, buffers, optimizer states and inputs that exist now.
+
+        Args:
+            model: the module that is trained.
+            optimizer: its optimizer; None: there are no optimizer states.
+            batch: tensors, in lists, dicts or objects, to label "input"; None: none.
+        """
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         for name, parameter in model.named_parameters():
             self.label_storages(parameter, "weight", name, "parameter")
@@ -287,8 +303,8 @@ class StepHistory:
         Call it while the storages live: once one is freed, its kind can't be found.
 
         Args:
-            provenance: knows where each storage comes from. Only copies and constants get a kind from it; for all
-                others ``kind`` stays "".
+            provenance: knows where each storage comes from. Only copies and constants get a kind from it; for all other
+                storages ``kind`` stays "".
         """
         for storage, number in list(self.lifetimes.numbers.items()):
             life = self.lives[number]

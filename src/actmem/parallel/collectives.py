@@ -47,8 +47,12 @@ def start_all_reduce(x: Tensor, tp: TensorParallel, *, in_place: bool = False, b
     """Start to sum ``x`` over the ranks: any shape in, the same shape out.
 
     Args:
+        x: this rank's summand.
+        tp: the ranks over which to sum.
         in_place: write the sum into ``x`` if it is contiguous, which saves a copy if nobody else reads ``x``.
-        by: another reduction than the sum, such as the maximum.
+        by: the reduction; ``ReduceOp.MAX`` gives the maximum in place of the sum.
+
+    Returns: a Pending; its ``wait()`` returns the sum.
     """
     if tp.size == 1:
         return Pending(x)
@@ -57,12 +61,19 @@ def start_all_reduce(x: Tensor, tp: TensorParallel, *, in_place: bool = False, b
 
 
 def all_reduce_max(x: Tensor, tp: TensorParallel) -> Tensor:
-    """Return the element-wise maximum over the ranks: any shape in, the same shape out."""
+    """Return the element-wise maximum of ``x`` over the ranks of ``tp``: any shape in, the same shape out."""
     return start_all_reduce(x, tp, by=dist.ReduceOp.MAX).wait()
 
 
 def start_all_gather(x: Tensor, tp: TensorParallel) -> Pending:
-    """Start to join the ranks' shards along dimension 0: ``[s/t, …]`` in, ``[s, …]`` out."""
+    """Start to join the ranks' shards along dimension 0: ``[s/t, …]`` in, ``[s, …]`` out.
+
+    Args:
+        x: this rank's shard.
+        tp: the ranks that take part.
+
+    Returns: a Pending; its ``wait()`` returns the joined tensor.
+    """
     if tp.size == 1:
         return Pending(x)
     result = x.new_empty((x.shape[0] * tp.size, *x.shape[1:]))
@@ -77,6 +88,11 @@ def start_reduce_scatter(x: Tensor, tp: TensorParallel) -> Pending:
     keeps, and sums the parts that arrive. Each rank sends (t-1)/t of its tensor, as around a ring. All of it is one
     operator of torch's dispatcher, so a tool that counts collectives there counts one reduce-scatter.
 
+    Args:
+        x: this rank's summand; dimension 0 is split among the ranks.
+        tp: the ranks that take part.
+
+    Returns: a Pending; its ``wait()`` returns this rank's part of the sum.
     Raises: ValueError if t does not divide dimension 0.
     """
     if tp.size == 1:
@@ -92,9 +108,11 @@ def start_reduce_scatter(x: Tensor, tp: TensorParallel) -> Pending:
 
 
 def all_reduce(x: Tensor, tp: TensorParallel, *, in_place: bool = False) -> Tensor:
-    """Sum ``x`` over the ranks: any shape in, the same shape out.
+    """Return the sum of ``x`` over the ranks: any shape in, the same shape out.
 
     Args:
+        x: this rank's summand.
+        tp: the ranks over which to sum.
         in_place: write the sum into ``x``, whatever its strides, and return ``x``.
     """
     result = start_all_reduce(x, tp, in_place=in_place).wait()
@@ -102,10 +120,13 @@ def all_reduce(x: Tensor, tp: TensorParallel, *, in_place: bool = False) -> Tens
 
 
 def all_gather(x: Tensor, tp: TensorParallel) -> Tensor:
-    """Join the ranks' shards along dimension 0: ``[s/t, …]`` in, ``[s, …]`` out."""
+    """Return the shards ``x`` of all ranks of ``tp``, joined along dimension 0: ``[s/t, …]`` in, ``[s, …]`` out."""
     return start_all_gather(x, tp).wait()
 
 
 def reduce_scatter(x: Tensor, tp: TensorParallel) -> Tensor:
-    """Sum over the ranks, then keep this rank's part of dimension 0: ``[s, …]`` in, ``[s/t, …]`` out."""
+    """Return this rank's part, along dimension 0, of the sum of ``x`` over the ranks of ``tp``.
+
+    ``[s, …]`` in, ``[s/t, …]`` out.
+    """
     return start_reduce_scatter(x, tp).wait()

@@ -21,7 +21,12 @@ from actmem.parallel.groups import TensorParallel
 def f(x: Tensor, tp: TensorParallel) -> Tensor:
     """Enter a tensor-parallel block: identity forward, all-reduce backward.
 
-    In and out: ``[s, b, h]``, the same on all t ranks. Saves nothing.
+    Args:
+        x: ``[s, b, h]``, the same on all t ranks.
+        tp: the t ranks that share the block.
+
+    Returns: x.
+    Saves: nothing.
     """
     return _F.apply(x, tp)
 
@@ -29,8 +34,12 @@ def f(x: Tensor, tp: TensorParallel) -> Tensor:
 def f_bar(x: Tensor, tp: TensorParallel) -> Tensor:
     """Leave a tensor-parallel block: all-reduce forward, identity backward.
 
-    In: ``[s, b, h]``, a partial sum on each of the t ranks. Out: their sum ``[s, b, h]``, the same on all ranks.
-    Saves nothing.
+    Args:
+        x: ``[s, b, h]``, a partial sum on each of the t ranks.
+        tp: the t ranks that share the block.
+
+    Returns: ``[s, b, h]``, the sum, the same on all ranks.
+    Saves: nothing.
     """
     return _FBar.apply(x, tp, False)
 
@@ -38,7 +47,12 @@ def f_bar(x: Tensor, tp: TensorParallel) -> Tensor:
 def g(x: Tensor, tp: TensorParallel) -> Tensor:
     """Gather the sequence: all-gather forward, reduce-scatter backward.
 
-    In: ``[s/t, b, h]``, this rank's tokens. Out: ``[s, b, h]``, all tokens. Saves nothing.
+    Args:
+        x: ``[s/t, b, h]``, this rank's tokens.
+        tp: the t ranks that share the sequence.
+
+    Returns: ``[s, b, h]``, all tokens.
+    Saves: nothing.
     """
     return _G.apply(x, tp)
 
@@ -46,8 +60,12 @@ def g(x: Tensor, tp: TensorParallel) -> Tensor:
 def g_bar(x: Tensor, tp: TensorParallel) -> Tensor:
     """Sum and scatter the sequence: reduce-scatter forward, all-gather backward.
 
-    In: ``[s, b, h]``, a partial sum on each of the t ranks. Out: ``[s/t, b, h]``, this rank's tokens of their sum.
-    Saves nothing.
+    Args:
+        x: ``[s, b, h]``, a partial sum on each of the t ranks.
+        tp: the t ranks that share the sequence.
+
+    Returns: ``[s/t, b, h]``, this rank's tokens of the sum.
+    Saves: nothing.
     """
     return _GBar.apply(x, tp)
 
@@ -55,8 +73,14 @@ def g_bar(x: Tensor, tp: TensorParallel) -> Tensor:
 def f_or_g(x: Tensor, tp: TensorParallel) -> Tensor:
     """Enter a tensor-parallel block: g under sequence parallelism, else f.
 
-    A column-parallel linear calls it only if ``tp.keep_gathered_input`` is set, and then saves the gathered input.
+    A column-parallel linear calls this only if ``tp.keep_gathered_input`` is set, and then saves the gathered input.
     Otherwise the linear gathers its input itself, saves its own shard, and gathers again in backward.
+
+    Args:
+        x: ``[s, b, h]`` replicated, or ``[s/t, b, h]`` under sequence parallelism.
+        tp: the t ranks that share the block.
+
+    Returns: ``[s, b, h]``.
     """
     return g(x, tp) if tp.sequence_parallel else f(x, tp)
 
@@ -65,7 +89,13 @@ def f_bar_or_g_bar(x: Tensor, tp: TensorParallel) -> Tensor:
     """Leave a tensor-parallel block: g_bar under sequence parallelism, else f_bar.
 
     f_bar here writes its result into x. So nothing else may read x, and the operation that made x may not have saved
-    it for backward.
+    x for backward.
+
+    Args:
+        x: ``[s, b, h]``, a partial sum on each of the t ranks.
+        tp: the t ranks that share the block.
+
+    Returns: the sum, ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.
     """
     if tp.size == 1:
         return x

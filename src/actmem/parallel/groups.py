@@ -45,10 +45,13 @@ def tensor_parallel(
 ) -> TensorParallel:
     """Make the TensorParallel of a process group, with this rank's number in it.
 
-    ``torch.distributed`` must be initialised. The other arguments are those of TensorParallel.
+    ``torch.distributed`` must be initialised.
 
     Args:
-        group: this rank must be in it; None: all ranks.
+        group: a process group that contains this rank; None: all ranks.
+        sequence_parallel: True if layer norms, dropouts and residuals work on s/t tokens on each rank.
+        keep_gathered_input: True for the plain form of sequence parallelism, which saves the gathered input of every
+            column-parallel linear.
 
     Raises: ConfigError if this rank is not in the group.
     """

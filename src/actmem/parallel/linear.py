@@ -25,7 +25,12 @@ class ColumnParallelLinear(ParallelModule):
     """Y = XA + bias with A sharded by columns: this rank computes ``out_features / t`` columns of Y.
 
     Args:
-        seed: of the weight, the same on all t ranks; None draws one from torch's CPU generator.
+        in_features: columns of X.
+        out_features: columns of Y on all ranks together.
+        tp: the t ranks that share A.
+        seed: seed from which the weight is drawn, the same on all t ranks; None draws a seed from torch's CPU
+            generator.
+        factory: dtype and device of weight and bias.
 
     Args of ``forward``: ``[s, b, in]`` replicated, or ``[s/t, b, in]`` under sequence parallelism.
     Returns: ``[s, b, out/t]``.
@@ -56,6 +61,7 @@ def column_parallel(x: Tensor, tp: TensorParallel, *weights: Tensor, bias: Tenso
 
     Args:
         x: ``[s, b, in]`` replicated, or ``[s/t, b, in]`` under sequence parallelism.
+        tp: the ranks that share the weights.
         weights: each ``[out/t, in]``, this rank's shard.
         bias: ``[out/t]``, with a single weight only.
 
@@ -87,7 +93,12 @@ class RowParallelLinear(ParallelModule):
     The bias is added once, after the collective.
 
     Args:
-        seed: of the weight, the same on all t ranks; None draws one from torch's CPU generator.
+        in_features: columns of X on all ranks together.
+        out_features: columns of Y.
+        tp: the t ranks that share A.
+        seed: seed from which the weight is drawn, the same on all t ranks; None draws a seed from torch's CPU
+            generator.
+        factory: dtype and device of weight and bias.
 
     Args of ``forward``: ``[s, b, in/t]``.
     Returns: ``[s, b, out]``, or ``[s/t, b, out]`` under sequence parallelism.
@@ -175,9 +186,13 @@ def reduce_partial_gradients(module: nn.Module, tp: TensorParallel) -> None:
     """All-reduce the gradients of which each rank has only a part. Call it once an iteration, after backward.
 
     These are the gradients of parameters that ``mark_partial_gradient`` marked, and of key and value heads that several
-    ranks hold. It sums ``main_grad`` if a parameter has one, else ``grad``, with one all-reduce for each dtype. A
-    shared head's gradient goes into a tensor of zeros for all heads, so that this all-reduce sums it too and no further
-    process group is needed.
+    ranks hold. The tensor that is summed is the parameter's ``main_grad`` if it has one, else its ``grad``. There is
+    one all-reduce for each dtype. The gradient of a head that only some ranks share is first copied into a tensor of
+    zeros for all heads, so that the same all-reduce sums it, without another process group.
+
+    Args:
+        module: the sharded model, or a part of it.
+        tp: the ranks over which to sum.
     """
     if tp.size == 1:
         return
@@ -202,9 +217,11 @@ def load_dense(module: nn.Module, dense: dict[str, Tensor], tp: TensorParallel, 
     """Copy this rank's shards of an unsharded state dict into a sharded module.
 
     Args:
+        module: the sharded module; its parameters are written.
         dense: the unsharded tensors, by the names of the module's parameters.
-        strict: False ignores names that the module doesn't have: a pipeline stage loads its layers out of a whole
-            model.
+        tp: the ranks that share the module.
+        strict: False ignores names in ``dense`` that the module doesn't have, so that a pipeline stage can load its
+            layers from the state dict of the whole model.
 
     Raises: ConfigError if ``dense`` lacks a parameter's name, if a tensor has another shape, and with ``strict`` if
         ``dense`` has a name that the module lacks. In these cases nothing is copied.
@@ -228,7 +245,13 @@ def load_dense(module: nn.Module, dense: dict[str, Tensor], tp: TensorParallel, 
 
 
 def shard(full: Tensor, partition_dim: int | None, part: Part | TensorParallel) -> Tensor:
-    """Return this rank's part of an unsharded parameter or gradient; all of it if ``partition_dim`` is None."""
+    """Return this rank's shard of an unsharded parameter or gradient.
+
+    Args:
+        full: the unsharded tensor.
+        partition_dim: the dimension along which it is sharded; None: it isn't, and ``full`` is returned.
+        part: the number of shards (``size``), and which of them this rank holds (``rank``).
+    """
     return full if partition_dim is None else full.chunk(part.size, dim=partition_dim)[part.rank]
 
 

@@ -28,9 +28,11 @@ class DropoutStreams:
     A deep copy draws the same numbers as the original. So don't copy one for several layers; give each its own seed.
 
     Args:
-        seed: the same on all ranks of the group.
-        data_parallel_rank: which copy of the model this is. The copies read different samples, and each draws different
-            numbers.
+        seed: a seed, the same on all ranks of the group.
+        tp: the tensor-parallel group.
+        device: the device on which dropout masks are drawn.
+        data_parallel_rank: which copy of the model this is, from 0. The copies read different samples, and each draws
+            different numbers.
 
     Attributes:
         replicated: draws the same numbers on all ranks of the group.
@@ -64,15 +66,15 @@ class DropoutMask(nn.Module):
     Args:
         p: the probability of a dropped element. It is rounded to a multiple of 1/65536, and the scale 1/(1−p) follows:
             on a CPU one 64-bit draw then decides four elements, which is several times faster than four draws.
-        generator: what to draw from; None: torch's default generator.
+        generator: the random-number generator from which to draw; None: torch's default generator.
 
     Args of ``forward``: ``like``, a tensor with the mask's shape and device, whose values aren't read; ``terms``, the
         NamedForward of the layer's forward pass, which says which tensors are not saved; ``term``, the mask's name in
-        it. If that name is dropped, backward draws the mask again.
+        ``terms``. If that name is dropped, backward draws the mask again.
     Returns: a Mask.
     Saves: 1 byte an element. For p = 0 and after ``eval()`` it draws and saves nothing.
     Raises: ConfigError unless 0 <= p < 1, and on a GPU if a mask is dropped that came from torch's default generator.
-        RuntimeError in backward, if a checkpoint runs it again without restoring the generator's state.
+        RuntimeError in backward, if a checkpoint runs this module again without restoring the generator's state.
     """
 
     def __init__(self, p: float, generator: torch.Generator | None):
@@ -135,20 +137,27 @@ def _draw_in_one_pass(shape, device, kept_share: float, generator, state: list |
 
 
 class Mask:
-    """A drawn dropout mask, which ``drop`` applies once. After that only the autograd graph holds the mask."""
+    """A dropout mask that ``DropoutMask`` has drawn. ``drop`` applies it, once; then only the autograd graph holds it.
+
+    Args:
+        mask: bool, True for elements that stay; None: ``drop`` returns its input.
+        scale: the factor 1/(1−p) for elements that stay.
+        kept: the saved mask, for backward; None: it was drawn without autograd.
+    """
 
     def __init__(self, mask: Tensor | None, scale: float, kept: Kept | None):
         self._mask, self._scale, self._kept, self._dropped = mask, scale, kept, False
 
     @stays_eager
     def drop(self, x: Tensor, terms: NamedForward = KEEP_ALL, term: str = "dropped") -> Tensor:
-        """Return ``x`` with the masked elements set to 0 and the others scaled by 1/(1−p).
+        """Return ``x`` with dropped elements set to 0 and all other elements scaled by 1/(1−p).
 
         Args:
+            x: a tensor of the mask's shape.
             terms: the NamedForward of the layer's forward pass, which says which tensors are not saved.
-            term: the result's name in it.
+            term: the result's name in ``terms``.
 
-        Raises: RuntimeError the second time: draw another mask for another tensor.
+        Raises: RuntimeError when called a second time: draw another mask for another tensor.
         """
         if self._dropped:
             raise RuntimeError("drop: this mask has been used; draw one for each tensor that is dropped")

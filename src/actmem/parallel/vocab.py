@@ -23,11 +23,16 @@ class VocabParallelEmbedding(ParallelModule):
     """Word vectors with the vocabulary sharded over the ranks: ``weight`` is ``[v/t, h]``.
 
     Set ``embedding.sparse = True``, as in torch's ``nn.Embedding``, to get a sparse gradient of the weight: one row of
-    h for each of the sb ids instead of a dense ``[v/t, h]`` in every microbatch. With ``use_main_gradients`` it is
-    added to the dense ``main_grad``.
+    h for each of the sb ids instead of a dense ``[v/t, h]`` in every microbatch. With ``use_main_gradients`` this
+    sparse gradient is added to the dense ``main_grad``.
 
     Args:
-        seed: of the weight, the same on all t ranks; None draws one from torch's CPU generator.
+        vocab_size: v, words of the vocabulary; t must divide it.
+        hidden_size: h, elements of a word vector.
+        tp: the t ranks that share the vocabulary.
+        seed: seed from which the weight is drawn, the same on all t ranks; None draws a seed from torch's CPU
+            generator.
+        factory: dtype and device of the weight.
 
     Args of ``forward``: token ids ``[s, b]``.
     Returns: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.
@@ -80,6 +85,7 @@ def own_rows(ids: Tensor, num_rows: int, tp: TensorParallel) -> tuple[Tensor, Te
     Args:
         ids: ids of the whole vocabulary, of any shape.
         num_rows: v/t, rows of the shard.
+        tp: the t ranks that share the vocabulary.
 
     Returns: two tensors of the shape of ids: the row number in this rank's shard, clamped to 0 … num_rows − 1, and a
         mask that is True where the id really lies in this shard.
@@ -96,8 +102,10 @@ def checked_copy(argument: str, ids: Tensor, vocab_size: int, ignore_index: int 
     as a device-side assertion.
 
     Args:
-        argument: the name of the ids in error messages.
-        ignore_index: an id that is allowed besides 0 … v − 1; None: there is none.
+        argument: the name of the ids in error messages, such as "token ids".
+        ids: token ids, of any shape.
+        vocab_size: v, words of the vocabulary.
+        ignore_index: an id that is allowed besides 0 … v − 1; None: no other id is allowed.
 
     Raises: ConfigError unless each id is a whole number from 0 to v − 1 or is ``ignore_index``.
     """
@@ -120,9 +128,11 @@ def checked_targets(targets: Tensor, x: Tensor, vocab_size: int, ignore_index: i
 
     Args:
         targets: ids ``[…]``, one for each token of x.
-        x: ``[…, h]`` or ``[…, v/t]``.
+        x: what the loss reads, activations ``[…, h]`` or logits ``[…, v/t]``; only its shape is looked at.
+        vocab_size: v, words of the vocabulary.
+        ignore_index: the target of tokens that have no loss, allowed besides 0 … v − 1.
 
-    Raises: ConfigError if the shapes don't fit, or on an id that ``checked_copy`` refuses.
+    Raises: ConfigError if the shapes don't fit, or on an id that isn't in 0 … v − 1 and isn't ``ignore_index``.
     """
     if targets.shape != x.shape[:-1]:
         sizes = f"{list(targets.shape)} for x of {list(x.shape)}"
@@ -133,11 +143,12 @@ def checked_targets(targets: Tensor, x: Tensor, vocab_size: int, ignore_index: i
 def target_logits(z: Tensor, rows: Tensor, mine: Tensor) -> Tensor:
     """Return for each position the logit of its target, and 0 if that logit is on another rank.
 
-    The sum over the ranks is then every position's target logit.
+    The sum of the results over the ranks is then every position's target logit.
 
     Args:
         z: this rank's logits ``[…, v/t]``.
-        rows, mine: ``own_rows`` of the targets.
+        rows: ``[…]``, the row of each target in this rank's shard, from ``own_rows``.
+        mine: ``[…]``, True where the target lies in this rank's shard, from ``own_rows``.
 
     Returns: ``[…]``.
     """
@@ -149,7 +160,8 @@ def leave_out_padding(z: Tensor, vocab_size: int, tp: TensorParallel) -> Tensor:
 
     Args:
         z: this rank's logits ``[…, v/t]``.
-        vocab_size: words of the vocabulary; all later rows are padding.
+        vocab_size: words of the vocabulary; rows of the weight from this number on are padding.
+        tp: the t ranks that share the vocabulary.
 
     Returns: z.
     """
@@ -163,11 +175,12 @@ class VocabParallelCrossEntropy(nn.Module):
     """Mean loss over all positions, from logits with a sharded vocabulary.
 
     Positions whose target is ``ignore_index`` have no loss and no gradient and are left out of the mean, as in torch;
-    the mean of no positions is nan. If microbatches leave out different numbers of positions, weight each one's mean
-    by the number of its other positions. It computes in float32 (in float64 for float64 logits).
-    ``LinearCrossEntropy`` returns each token's loss instead.
+    the mean of no positions is nan. If microbatches leave out different numbers of positions, weight the mean of each
+    microbatch by the number of positions that it doesn't leave out. The loss is computed in float32 (for float64 logits
+    in float64). ``actmem_more.chunked_loss.LinearCrossEntropy`` returns each token's loss instead of the mean.
 
     Args:
+        tp: the t ranks that share the vocabulary.
         ignore_index: the target of positions that are left out.
         vocab_size: words of the vocabulary, if t does not divide it and the weight has rows beyond it
             (``config.padded_vocab_size``): those have no part in the loss, and no gradient. None: all rows are words.

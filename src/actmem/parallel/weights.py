@@ -36,6 +36,10 @@ def child_seed(seed: int, *name: str | int) -> int:
     """Return the seed for a module's part called ``name``: a hash of 56 bits of the module's seed and the name.
 
     So each part draws its own numbers, whatever else was drawn before. A CPU's generator uses 32 of the bits.
+
+    Args:
+        seed: the module's seed.
+        name: the part's name, such as ``"qkv"``, or several words, such as ``"layers", 3``.
     """
     return int.from_bytes(hashlib.blake2b(repr((seed, *name)).encode(), digest_size=7).digest(), "big")
 
@@ -49,7 +53,8 @@ def draw_normal(parameter: nn.Parameter, tp: TensorParallel, seed: int | None) -
 
     Args:
         parameter: this rank's shard, with the attribute ``partition_dim``; or a replicated weight without it.
-        seed: the same on all ranks; None draws one by ``fresh_seed``.
+        tp: the ranks that share the weight.
+        seed: the weight's seed, the same on all ranks; None draws one by ``fresh_seed``.
     """
     seed = fresh_seed() if seed is None else seed
     if parameter.is_meta or type(parameter.data) is not Tensor:
@@ -75,7 +80,14 @@ class Part(NamedTuple):
 
 
 def part_of(parameter: nn.Parameter, tp: TensorParallel) -> Part:
-    """Return how a parameter is sharded: into t shards, into fewer that several ranks hold each, or not (size 1)."""
+    """Return into how many shards a parameter is split, and which shard this rank holds.
+
+    Args:
+        parameter: a parameter with the marks of ``ParallelModule``.
+        tp: the t ranks that share the parameter's module.
+
+    Returns: ``Part(1, 0)`` for a replicated parameter; the parameter's own ``partition``, if it has one; else t shards.
+    """
     if getattr(parameter, "partition_dim", None) is None:
         return Part(1, 0)
     return getattr(parameter, "partition", Part(tp.size, tp.rank))
@@ -108,7 +120,11 @@ class ParallelModule(nn.Module):
     def constants(self, device: torch.device | str | None) -> dict[str, Tensor]:
         """Make the buffers that are in no state dict, such as a mask or rotary tables.
 
-        The module calls this after ``to_empty``, or when it is moved to another device or dtype.
+        The module calls this after ``to_empty``, or when it is moved to another device or dtype. A subclass with such
+        buffers overrides it; this class has none.
+
+        Args:
+            device: the device on which to make the buffers; None: the CPU.
 
         Returns: each buffer's value, by the buffer's name.
         """
@@ -138,15 +154,16 @@ class ParallelModule(nn.Module):
 def own_weight(
     tp: TensorParallel, seed: int | None, *sizes: int, dim: int | None = None, part: Part | None = None, **factory
 ) -> nn.Parameter:
-    """Make this rank's shard of a weight and fill it by ``draw_normal``.
+    """Make this rank's shard of a weight, and fill it from a normal distribution (``draw_normal``).
 
     Args:
-        seed: as for ``draw_normal``.
-        sizes: of the shard's dimensions.
+        tp: the ranks that share the weight.
+        seed: the weight's seed, the same on all ranks; None draws one from torch's CPU generator.
+        sizes: the shard's shape, such as ``v/t, h``.
         dim: the dimension along which the weight is sharded. None: every rank has all of it, and under sequence
             parallelism its gradient must be summed over the ranks.
-        part: the number of shards and this rank's, if there are not t shards.
-        factory: dtype and device.
+        part: the number of shards and the number of this rank's shard, if there are not t shards; None: t shards.
+        factory: dtype and device of the weight.
     """
     parameter: Any = nn.Parameter(torch.empty(*sizes, **factory))
     if dim is None:
@@ -165,6 +182,10 @@ def mark_partial_gradient(parameter: nn.Parameter, tp: TensorParallel) -> nn.Par
     Under sequence parallelism norms, the biases of row-parallel linears and the position table see only s/t tokens on
     each rank, so their gradients must be summed over the ranks. Call this before the parameter is registered in its
     module.
+
+    Args:
+        parameter: a parameter of which every rank holds the whole.
+        tp: the ranks that share the parameter's module.
 
     Returns: the parameter.
     """

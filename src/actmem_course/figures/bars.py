@@ -54,18 +54,19 @@ def bar_chart(
     """Draw a horizontal bar for each name. The parts of a bar are stacked, or with ``beside`` drawn next to each other.
 
     Args:
-        title: The finding, as the chart's title.
-        parts: For each part, its value in each bar, by the bar's name. A bar whose values are all None stays empty.
+        title: The finding, as the chart's title, with ``<br>`` between its lines.
+        parts: For each part, by its name in the legend, its value in each bar, by the bar's name. A bar whose values
+            are all None stays empty.
         axis: Title of the axis: what the values are.
         unit: The values' unit. "" is for bytes: the axis then shows KiB, MiB or GiB, the hover text all digits.
         beside: Whether the parts of a bar are drawn next to each other, each with its value.
-        fills: Colour and pattern of each part; by default the course's.
-        order: Names of the bars from the top; by default in the order of ``parts``.
+        fills: Colour and pattern of each part; if empty, the course's fills in their order.
+        order: Names of the bars from the top; if empty, in the order of ``parts``.
         notes: Text after a bar in place of its sum, by the bar's name.
         about: Text added to the hover text of a bar, by the bar's name.
-        says: Text in place of a value: by part, then by the bar's name.
-        room_for: A value up to which the axis must reach at least.
-        limit: Name and value of a line across all bars.
+        says: Text in place of a value: by the part's name, then by the bar's name.
+        room_for: A value that the axis must reach, even if no bar does.
+        limit: Name and value of a line across all bars; None for no line.
 
     Raises:
         ValueError: There are more parts than fills.

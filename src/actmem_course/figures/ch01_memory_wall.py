@@ -27,13 +27,13 @@ PARTS_OF_GPU = tuple(PART_FILLS)[:3]
 
 
 def gpu_bytes(model: PaperModel, method: str = BASELINE_METHOD) -> dict[str, int]:
-    """Predict what one GPU of the first pipeline stage holds, which is the fullest stage.
+    """Predict the bytes that one GPU of the first pipeline stage holds; this stage is the fullest.
 
     Weights, gradients and optimizer states are those of mixed-precision Adam with float32 gradients.
 
     Args:
-        model: A model of the paper.
-        method: A row of the paper's table 2 by its name, such as "tensor+sequence" (the keys of METHODS).
+        model: A model of the paper, from PAPER_MODELS.
+        method: A row of the paper's table 2 by its name, a key of METHODS such as "tensor+sequence".
 
     Returns: the bytes of "parameters", "gradients and optimizer" and "activations".
     """
@@ -48,7 +48,7 @@ def memory_wall(method: str = BASELINE_METHOD, with_activations: bool = True) ->
     """Draw figure 1 of the paper: a bar for each model's fullest GPU, against an A100's memory.
 
     Args:
-        method: A key of METHODS.
+        method: A row of the paper's table 2 by its name, a key of METHODS such as "tensor+sequence".
         with_activations: False leaves the activations out, to show what a count of parameters alone would predict.
     """
     held = {name: gpu_bytes(model, method) for name, model in PAPER_MODELS.items()}

@@ -25,9 +25,13 @@ _GAP, _NARROWEST = 0.9, 0.45
 
 
 def divided_and_whole(shape: ModelShape, tensor_parallel_size: int) -> tuple[list[Row], list[Row]]:
-    """Return what one layer saves on one of t ranks, in two lists: rows that tensor parallelism shards, and the others.
+    """Return what one layer saves on one of t ranks, in two lists: rows that tensor parallelism shards, and other rows.
 
     For t = 1, where nothing is sharded, the first list has the rows that a larger t would shard.
+
+    Args:
+        shape: The layer's sizes.
+        tensor_parallel_size: t.
     """
     sharded = {row.term for row in layer_rows(shape, Parallel(shape.num_attention_heads)) if row.split_by > 1}
     rows = layer_rows(shape, Parallel(tensor_parallel_size))
@@ -45,7 +49,7 @@ def floor_lines(shape: ModelShape, tensor_parallel_size: int) -> Drawing:
     The sharded part falls as 1/t. The rest is the same on every rank: a floor that the sum approaches.
 
     Args:
-        shape: The layer.
+        shape: The layer's sizes.
         tensor_parallel_size: The t at which the lines end.
     """
     t = tensor_parallel_size
@@ -71,11 +75,11 @@ def floor_lines(shape: ModelShape, tensor_parallel_size: int) -> Drawing:
 
 @dataclass(frozen=True)
 class Curve:
-    """A line over t.
+    """A line over t, the number of ranks that share a layer.
 
     Attributes:
-        name: Its name in the legend.
-        sizes: Bytes by t.
+        name: The line's name in the legend.
+        sizes: For each t the line's bytes.
         colour: A CSS colour.
         dash: Plotly's name of a line style, such as "dot".
     """
@@ -99,8 +103,8 @@ def lines_over_t(
         curves: The lines, each with its bytes at all of ``ts``.
         alt: The alt text: the finding with its numbers.
         t: The t that the reader has chosen.
-        ts: All values of t on the axis.
-        ends: The fewest and the most bytes on the axis.
+        ts: All values of t on the x axis.
+        ends: The fewest and the most bytes on the y axis.
     """
     unit, unit_name = axis_unit(ends[0])
     traces = [
@@ -128,14 +132,14 @@ def lines_over_t(
 
 
 def saved_coefficient(order: str, tensor_parallel_size: int) -> Fraction:
-    """Return c, if the MLP's two linears and GeLU save c · sbh bytes on each rank with activations in 16 bits.
+    """Return the bytes that the MLP's two linears and GeLU save on each rank in 16 bits, divided by sbh.
 
-    With columns first c is 2 + 8/t + 8/t: for the unsharded input, GeLU's input and the second linear's input.
-    With rows first c is 2/t + 16: the first input is sharded, but GeLU needs the sum over all ranks, so its input and
-    its output are not.
+    With columns first it is 2 + 8/t + 8/t: for the unsharded input, GeLU's input and the second linear's input.
+    With rows first it is 2/t + 16: the first input is sharded, but GeLU needs the sum over all ranks, so GeLU's input
+    and output are not sharded.
 
     Args:
-        order: COLUMNS_FIRST or ROWS_FIRST: how the first and then the second weight is sharded.
+        order: How the first and then the second weight is sharded: COLUMNS_FIRST or ROWS_FIRST.
         tensor_parallel_size: t.
     """
     t = tensor_parallel_size
@@ -149,7 +153,7 @@ def mlp_shards(tensor_parallel_size: int, order: str = COLUMNS_FIRST) -> Drawing
 
     Args:
         tensor_parallel_size: t.
-        order: How A and then B are sharded, one of ORDERS.
+        order: How A and then B are sharded: COLUMNS_FIRST or ROWS_FIRST.
 
     Raises:
         ConfigError: There are more than LARGEST ranks.

@@ -16,11 +16,11 @@ from actmem_course.others.ring import RingState, ring
 
 
 def saved_lines(shape: ModelShape, tensor_parallel_size: int, with_sequence_parallelism: bool) -> Drawing:
-    """Draw the bytes that a layer saves on one rank, over t: a line for tensor parallelism, and if asked a second.
+    """Draw the bytes that a layer saves on one rank, over t: a line for tensor parallelism, and perhaps a second line.
 
     Args:
-        shape: The layer.
-        tensor_parallel_size: The t that the reader has chosen; its points are larger.
+        shape: The layer's sizes.
+        tensor_parallel_size: The t that the reader has chosen; the points at this t are larger.
         with_sequence_parallelism: Whether to add the second line, for tensor and sequence parallelism together.
     """
     t, ts = tensor_parallel_size, sizes_of_t(shape)
@@ -46,7 +46,7 @@ def steps_of_ring(kind: str, t: int) -> Sequence[int]:
     """Return the step numbers at which ``ring_step`` can draw a collective; 0 is before its first step.
 
     Args:
-        kind: One of KINDS.
+        kind: The collective: "all-reduce", "reduce-scatter" or "all-gather".
         t: How many ranks the ring has.
     """
     return range(len(ring(kind, t, 0)))
@@ -59,10 +59,10 @@ def ring_step(kind: str, tensor_parallel_size: int, step: int, payload_bytes: in
     added up in the chunk so far. An arrow shows which chunk a rank has just sent to the next rank.
 
     Args:
-        kind: One of KINDS.
+        kind: The collective: "all-reduce", "reduce-scatter" or "all-gather".
         tensor_parallel_size: How many ranks the ring has.
-        step: The step, from ``steps_of_ring``.
-        payload_bytes: Bytes of the whole tensor.
+        step: After how many steps, from ``steps_of_ring``; 0 is before the first step.
+        payload_bytes: Bytes of the unsharded tensor.
     """
     states = ring(kind, tensor_parallel_size, payload_bytes)
     state = states[step]
@@ -137,7 +137,13 @@ FLOPS_PER_SECOND, BYTES_PER_SECOND = 312e12, 300e9
 
 
 def qkv_backward_seconds(shape: ModelShape, tensor_parallel_size: int) -> tuple[float, float]:
-    """Predict the QKV projection's backward pass on one rank, at an A100's peak rates.
+    """Predict the times of the QKV projection's backward pass on one rank, at an A100's peak rates.
+
+    The pass has two matmuls (dX and dA) and two collectives (an all-gather and a reduce-scatter), equally long each.
+
+    Args:
+        shape: The layer's sizes.
+        tensor_parallel_size: t.
 
     Returns: the seconds of one matmul, and the seconds of one collective.
     """
@@ -152,6 +158,10 @@ def backward_timeline(shape: ModelShape, tensor_parallel_size: int) -> Drawing:
 
     The arrows show what waits for what: the matmul for the weight's gradient waits for the gathered X, and the
     reduce-scatter waits for dX.
+
+    Args:
+        shape: The layer's sizes.
+        tensor_parallel_size: t.
     """
     matmul, half = qkv_backward_seconds(shape, tensor_parallel_size)
     takes = [f"{milliseconds(seconds)} ms" for seconds in (matmul, half)]

@@ -25,9 +25,12 @@ LADDER = {
 
 
 def recompute_trade(shape: ModelShape) -> Drawing:
-    """Draw a layer's FLOPs (forward and backward) for each mode of recomputation, in percent of those without any.
+    """Draw a layer's FLOPs in forward and backward for each mode of recomputation, relative to no recomputation.
 
-    Recomputation stops at the last tensor that backward reads.
+    The values are in percent. Recomputation stops at the last tensor that backward reads.
+
+    Args:
+        shape: The layer's sizes.
     """
     added = {name: layer_overhead(shape, mode) for name, mode in _MODES.items()}
     recomputing = list(added)[1:]
@@ -54,11 +57,12 @@ def training_step(shape: ModelShape, moment: int, recompute: str = "none") -> li
     """Draw one moment of a training step.
 
     Args:
-        shape: The model.
-        moment: The moment, an index into ``training_moments``.
-        recompute: Mode of recomputation.
+        shape: The model's sizes, with ``num_layers``.
+        moment: The moment: an index into the tuple that ``training_moments`` returns.
+        recompute: What backward recomputes: "none", "selective" or "full".
 
-    Returns: two drawings: the tensors that the running layer has in memory, and a curve of the bytes of all layers.
+    Returns: two drawings: the tensors that the layer that runs has in memory, and a curve of the bytes of all layers
+        over the step.
     """
     moments = training_moments(shape, recompute)
     now, sizes = moments[moment], [each.bytes for each in moments]
@@ -96,11 +100,11 @@ def training_step(shape: ModelShape, moment: int, recompute: str = "none") -> li
 def memory_ladder(seq_length: int, tensor_parallel_size: int) -> Drawing:
     """Draw figure 7 of the paper: what a layer saves with each combination of methods, for the paper's four models.
 
-    Bytes are in percent of those with tensor parallelism alone.
+    Bytes are in percent of the bytes with tensor parallelism alone.
 
     Args:
-        seq_length: s, in place of the models' own.
-        tensor_parallel_size: t, in place of the models' own.
+        seq_length: s, for all four models.
+        tensor_parallel_size: t, for all four models.
 
     Raises:
         ConfigError: t ranks can't share a layer of one of the models.

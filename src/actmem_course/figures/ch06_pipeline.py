@@ -40,11 +40,12 @@ def gantt(
     Args:
         title: The finding.
         alt: The alt text: the finding with its numbers.
-        spans: When each pass runs.
+        spans: When each pass runs, from ``timeline``.
         curves: The bytes of each rank over time. If a pipeline stage has several tensor-parallel ranks, each has its
             curve, so there are more curves than rows of passes.
-        limit: Name and bytes of a dashed line in each rank's curve.
-        room: The most bytes that a slider can lead to; every curve has this height, so that it doesn't jump.
+        limit: Name and bytes of a dashed line in each rank's curve; None for no line.
+        room: The most bytes that a slider of the chapter can lead to: the axis reaches this value, so that it doesn't
+            jump when the slider moves.
     """
     ranks, last = 1 + max(span.rank for span in spans), max(span.end for span in spans)
     peaks = [max(size for _, size in curve) for curve in curves]
@@ -144,12 +145,24 @@ def schedule_of(p: int, m: int, n: int) -> Schedule:
 
 
 def with_pipeline(parallel: Parallel, pipeline_parallel_size: int, num_model_chunks: int) -> Parallel:
-    """Return a copy of ``parallel`` with this number of pipeline ranks, and of model chunks on each."""
+    """Return a copy of ``parallel`` with another number of pipeline ranks, and of model chunks on each rank.
+
+    Args:
+        parallel: How ranks share the model; the other sizes are taken from it.
+        pipeline_parallel_size: p.
+        num_model_chunks: m.
+    """
     return replace(parallel, pipeline_parallel_size=pipeline_parallel_size, num_model_chunks=num_model_chunks)
 
 
 def chunks_that_fit(num_layers: int, p: int, largest: int) -> list[int]:
-    """Return the numbers of chunks per rank, up to ``largest``, with which p·m divides the layers; [1] if p = 1."""
+    """Return the numbers m of model chunks on each rank for which p·m divides the number of layers; [1] if p = 1.
+
+    Args:
+        num_layers: The model's layers.
+        p: Pipeline ranks.
+        largest: The largest m to return.
+    """
     return [m for m in range(1, (largest if p > 1 else 1) + 1) if num_layers % (p * m) == 0]
 
 
@@ -159,9 +172,9 @@ def pipeline_schedule(shape: ModelShape, parallel: Parallel, num_microbatches: i
     The dashed line is equation 5 of the paper: the bytes of all L layers for one microbatch.
 
     Args:
-        shape: The model.
-        parallel: How ranks share it: t, p and m.
-        num_microbatches: n, microbatches of a step.
+        shape: The model's sizes, with ``num_layers``.
+        parallel: How ranks share the model: t, p and m.
+        num_microbatches: n, the microbatches of a step.
 
     Raises:
         ConfigError: p·m does not divide L, or p the microbatches of an interleaved schedule.
@@ -193,8 +206,8 @@ def measured_schedule(ranks: Schedule, results: Sequence[Mapping[str, Any]]) -> 
     it starts; a backward pass frees them when it ends.
 
     Args:
-        ranks: The schedule.
-        results: The rows of labs/measure_pipeline.py, one for each rank.
+        ranks: The schedule: for each pipeline rank the list of its actions, in order.
+        results: The rows that labs/measure_pipeline.py writes to --json, one for each rank.
     """
     spans = timeline(ranks)
     curves = [_measured_curve(spans, result) for result in results]

@@ -29,7 +29,11 @@ _NEAR = 1.4
 
 
 def table4_bars(count: int = len(paper.TABLE4)) -> Drawing:
-    """Draw the first ``count`` rows of the paper's table 4: milliseconds of one layer of the 22B model on 8 GPUs."""
+    """Draw rows of the paper's table 4: milliseconds of one layer of the 22B model on 8 GPUs.
+
+    Args:
+        count: How many rows, from the top, have a bar; the rows below them have a question mark.
+    """
     rows, shown = paper.TABLE4, list(paper.TABLE4)[:count]
     first, *_ = ends = [row.combined_ms for row in rows.values()]
     longer = {name: 100 * (rows[name].combined_ms / first - 1) for name in shown}
@@ -53,7 +57,11 @@ def table4_bars(count: int = len(paper.TABLE4)) -> Drawing:
 def roofline(shape: ModelShape, parallel: Parallel) -> Drawing:
     """Draw a roofline: the highest rate (FLOPs per second) of each operation over its FLOPs per byte, both logarithmic.
 
-    The slope is an A100's memory bandwidth, the flat part its peak rate of matmuls.
+    The sloped part of the roof is an A100's memory bandwidth, the flat part its peak rate of matmuls.
+
+    Args:
+        shape: The layer's sizes.
+        parallel: How ranks share the layer.
     """
     a, b, h, s = shape.letters()
     operations = forward_operations(shape, parallel)

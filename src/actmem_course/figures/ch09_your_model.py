@@ -20,11 +20,12 @@ def blocks_of(shape: LlamaShape, code: str) -> list[Block]:
     """List what one Llama layer saves for backward in 16 bits, in one of two versions of its code.
 
     In plain operators (WRITTEN) a norm saves its input in float32 and also the normalised input, K and V are copied
-    for each query head, and the MLP also saves silu(gate). The other version (CHANGED) saves none of that.
+    for each query head, and the MLP also saves silu(gate). The other version (CHANGED) saves a norm's input in 16 bits,
+    K and V once, and neither the normalised input nor silu(gate).
 
     Args:
-        shape: The layer.
-        code: WRITTEN or CHANGED.
+        shape: The layer's sizes.
+        code: The version of the code: WRITTEN or CHANGED.
     """
     copies = shape.num_attention_heads // shape.num_key_value_heads
     wider = {"norm 1 input": (2, "4sbh"), "norm 2 input": (2, "4sbh"), "K": (copies, "2sbh"), "V": (copies, "2sbh")}
@@ -45,8 +46,8 @@ def saved_bytes(shape: LlamaShape, code: str) -> int:
     """Return the bytes that one Llama layer saves for backward in 16 bits.
 
     Args:
-        shape: The layer.
-        code: The version of its code: WRITTEN (plain operators), or CHANGED (three changes that save memory).
+        shape: The layer's sizes.
+        code: The version of the layer's code: WRITTEN (plain operators), or CHANGED (three changes that save memory).
     """
     return sum(block.on_device for block in blocks_of(shape, code))
 
@@ -55,8 +56,8 @@ def code_picture(shape: LlamaShape, code: str) -> Drawing:
     """Draw the tensors that one Llama layer saves for backward.
 
     Args:
-        shape: The layer.
-        code: The version of its code: WRITTEN (plain operators), or CHANGED (three changes that save memory).
+        shape: The layer's sizes.
+        code: The version of the layer's code: WRITTEN (plain operators), or CHANGED (three changes that save memory).
     """
     return block_picture(blocks_of(shape, code), f"One layer {code} saves {size_text(saved_bytes(shape, code))}")
 
@@ -100,7 +101,10 @@ def published_bars() -> Drawing:
 
 
 def published_causes() -> Fold:
-    """List the published runs whose prediction is more than 3% off, each with the cause of the difference."""
+    """Return a line with the number of published runs whose prediction is more than 3% off.
+
+    A click on the line shows these runs, each with the cause of the difference.
+    """
     runs = [run for run in published_runs() if abs(run.difference_percent or 0) > 3]
     return Fold(
         f"Why {len(runs)} of them are more than 3% off",

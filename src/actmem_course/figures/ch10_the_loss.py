@@ -54,8 +54,14 @@ def _kind(row: Row) -> str:
 
 
 def loss_bars(shape: LlamaShape, t: int = 1, recompute: str = "none") -> Drawing:
-    """Draw the bytes that all layers save for one sequence on one of t ranks, and the peaks of four ways to compute the
-    loss, all in 16 bits.
+    """Draw the bytes that all layers save on one of t ranks, and the peaks of four ways to compute the loss.
+
+    The bytes are those of one microbatch, in 16 bits.
+
+    Args:
+        shape: The model's sizes, with ``num_layers`` and ``vocab_size``.
+        t: How many ranks share the layers, by tensor and sequence parallelism, and the loss.
+        recompute: What backward recomputes in the layers: a mode such as "none", "selective" or "full".
     """
     layers = shape.num_layers * total(llama_rows(shape, Parallel(t, t > 1), recompute))
     tokens = shape.seq_length * shape.micro_batch_size
@@ -82,11 +88,12 @@ def loss_bars(shape: LlamaShape, t: int = 1, recompute: str = "none") -> Drawing
 
 
 def loss_timeline(bill: StepBill, vocab_size: int, of: str) -> Drawing:
-    """Draw the bytes alive over a step of the output layer and the loss: logits, their gradients and the rest.
+    """Draw the bytes alive over a step of the output layer and the loss: the weight, logits, log P, and gradients.
 
     Args:
         bill: The record of the step that ``watch_step`` made: every tensor, when it was alive, and its bytes.
-        vocab_size: Size of the vocabulary, by which tensors of logits are recognized.
+        vocab_size: Size of the vocabulary. A tensor whose last dimension has this size is taken to be the logits, log P
+            or the gradient of one of them.
         of: Name of the loss, for the title.
     """
 

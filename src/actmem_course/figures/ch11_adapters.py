@@ -42,7 +42,7 @@ def frozen_layer(shape: LlamaShape, weights: str) -> Drawing:
     The adapters' intermediate result (their input times A) is left out: it would be too narrow to see.
 
     Args:
-        shape: The layer.
+        shape: The layer's sizes.
         weights: Which weights train, a key of UNREAD: "all train", "adapters on q and v" or "all frozen".
     """
     return layer_picture(shape, not_saved=UNREAD[weights])
@@ -53,13 +53,13 @@ def adapter_bars(
 ) -> Drawing:
     """Draw the bytes that all layers save if all weights train, if only LoRA adapters train, and if nothing trains.
 
-    They are for one sequence on one GPU, in 16 bits.
+    The bytes are those of one microbatch on one GPU, in 16 bits.
 
     Args:
-        shape: The model.
-        where: The weights that have adapters, a key of PLACES.
-        rank: The adapters' rank.
-        adapters: The adapters' dtype, one of ``predicted.adapters.ADAPTERS``.
+        shape: The model's sizes, with ``num_layers``.
+        where: The linears that have adapters: "q and v", "attention" or "all linears" (the keys of PLACES).
+        rank: r, the adapters' rank.
+        adapters: How the adapters compute: "16 bits", "float32" or "float32, autocast".
         dropout: Whether the adapters' inputs have dropout.
     """
     whole = llama_rows(shape)

@@ -29,9 +29,13 @@ _FILLS = {
 
 
 def cost(step: LongStep) -> str:
-    """Say in a few words what one of ``long_steps``, such as offloading, costs in each training step.
+    """Return a short text with what a step towards longer sequences costs in each training step.
 
-    Returns: the first that isn't 0 of bytes copied to the host, bytes sent to other GPUs, and FLOPs: "+33% FLOPs".
+    Args:
+        step: one of ``long_steps``, such as offloading the layers' inputs.
+
+    Returns: "copies 4.00 GiB" if bytes are copied to the host; else "each sends 4.00 GiB" if GPUs send bytes to each
+        other; else the FLOPs added, such as "+33% FLOPs".
     """
     if step.copied_bytes:
         return f"copies {size_text(step.copied_bytes)}"
@@ -43,10 +47,11 @@ def cost(step: LongStep) -> str:
 def long_bars(shape: LlamaShape, c: int = 8) -> Drawing:
     """Draw the peak memory after each method of ``long_steps`` (recompute, offload, …) is added to those before it.
 
-    The text after a bar is the method's cost; its hover text names the paper or issue that asks for the method.
+    The text after a bar has the peak and the method's cost; the bar's hover text names the paper or issue that asks for
+    the method.
 
     Args:
-        shape: The model.
+        shape: The model's sizes, with ``num_layers`` and ``vocab_size``.
         c: How many context-parallel ranks the last method uses.
     """
     steps = {step.name: step for step in long_steps(shape, c)}
@@ -79,8 +84,8 @@ def layer_at_work(shape: LlamaShape, tile: int = 0) -> Drawing:
     """Draw the tensors that a recomputed layer has in memory while its backward pass runs.
 
     Args:
-        shape: The layer.
-        tile: How many tokens the MLP processes at once, which is the length of its widest tensors; 0: all tokens.
+        shape: The layer's sizes.
+        tile: How many tokens the MLP processes at once, which is the length of its widest tensors; 0 for all tokens.
     """
     blocks = layer_blocks(shape)
     if tile:
@@ -98,8 +103,8 @@ def shared_sequence(shape: LlamaShape, way: str, c: int = 4) -> Drawing:
     """Draw the layer under context parallelism, with the collectives of the forward pass.
 
     Args:
-        shape: The layer.
-        way: The kind of context parallelism, one of ``layer_picture.CONTEXT_KINDS``.
+        shape: The layer's sizes.
+        way: How the ranks share the sequence: "gather", "ring" or "ulysses".
         c: How many ranks share the sequence.
     """
     return layer_picture(shape, Parallel(context_parallel_size=c), collectives="forward", context_kind=way)

@@ -15,8 +15,8 @@ def experts(shape: LlamaShape, routing: str, t: int = 4) -> Drawing:
     """Draw the layer with experts on t ranks, with the forward pass's collectives.
 
     Args:
-        shape: The layer.
-        routing: How the router distributes tokens to experts, a key of ROUTINGS.
+        shape: The layer's sizes, with experts.
+        routing: How the router distributes tokens to experts: "balanced" or "one-sided".
         t: How many ranks share the layer.
     """
     parallel, assigned = Parallel(t, True), []
@@ -33,7 +33,7 @@ def latent_layer(recomputed: str) -> Drawing:
     """Draw a layer of DeepSeek-V3, which has latent attention.
 
     Args:
-        recomputed: What backward recomputes, a key of RECOMPUTED.
+        recomputed: What backward recomputes: "nothing", "K and V" or "Q, K and V".
     """
     shape, again = llama_shape("deepseek-v3"), RECOMPUTED[recomputed] or "none"
     sizes = {row.term: row.bytes for row in llama_rows(shape, recompute=again)}

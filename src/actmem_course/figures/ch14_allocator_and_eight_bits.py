@@ -16,13 +16,13 @@ IN_16_BITS, IN_BOTH = SHOWN = "16 bits", "16 and 8 bits"
 
 
 def eight_bit_bars(shape: LlamaShape, shown: str = IN_BOTH) -> Drawing:
-    """Draw the bytes that a layer saves in 16 bits, and also with 8-bit linears if asked.
+    """Draw the bytes that a layer saves in 16 bits, and perhaps the bytes that it saves with 8-bit linears.
 
-    8-bit linears save their inputs in one or in both orientations (as they are, and transposed), each its own bar.
+    There are two bars for 8-bit linears: their inputs are saved once, or also transposed.
 
     Args:
-        shape: The layer.
-        shown: Which bars to draw, one of SHOWN.
+        shape: The layer's sizes.
+        shown: Which bars to draw: IN_16_BITS for one bar, IN_BOTH for all three.
     """
     wide = total(llama_rows(shape))
     each = {"16 bits": [Row(WIDE, wide)]}
@@ -62,11 +62,11 @@ def memory_after(moment: int, segments: str, order: str) -> tuple[CachingAllocat
     """Run the first allocations and frees of three training batches on a model of the caching allocator.
 
     Args:
-        moment: How many of these events to run, one of EVENTS_PLAYED.
-        segments: The allocator's kind of segments, one of SEGMENTS: "plain" or "expandable".
-        order: The order of the batches, a key of ORDERS.
+        moment: How many of these events to run, a number in EVENTS_PLAYED.
+        segments: The allocator's kind of segments: "plain" or "expandable".
+        order: The order of the batches: "shortest first" or "longest first".
 
-    Returns: The allocator, and the blocks that hold the current batch's tensors.
+    Returns: the allocator, and the blocks that hold the current batch's tensors.
     """
     memory = CachingAllocator(segments == _EXPANDABLE)
     live: list[MemoryBlock] = []
@@ -84,9 +84,9 @@ def memory_map(moment: int, segments: str = _PLAIN, order: str = "shortest first
     """Draw the allocator's segments one below the other, each with its blocks: those in use, and free ones.
 
     Args:
-        moment: After how many allocations and frees, one of EVENTS_PLAYED.
+        moment: After how many allocations and frees, a number in EVENTS_PLAYED.
         segments: The allocator's kind of segments: "plain" or "expandable".
-        order: The order of the batches, a key of ORDERS: "shortest first" or "longest first".
+        order: The order of the batches: "shortest first" or "longest first".
     """
     memory, live = memory_after(moment, segments, order)
     batch, way = _STEPS[moment - 1]

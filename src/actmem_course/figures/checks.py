@@ -1,4 +1,4 @@
-"""Results that a notebook shows in one line, with details that fold out; and the comparisons of a chapter."""
+"""Results that a notebook shows in one line, with details that a click shows; and the comparisons of a chapter."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _GOOD, _BAD = "#00664A", WARNING
 
 
 class Fold:
-    """A line of output with details that fold out on a click. In the stored notebook it is the line alone.
+    """A line of output with details that a click shows below it. The stored notebook has only the line.
 
     Args:
         line: The line that is always visible.
@@ -40,7 +40,11 @@ class Fold:
 
 
 def worked(*steps: str) -> Fold:
-    """Return the folded answer to a problem that the reader should solve first; ``steps`` are its lines."""
+    """Return the answer to a problem that the reader should solve first: a line "Answer", which a click opens.
+
+    Args:
+        steps: The lines of the answer.
+    """
     return Fold("Answer", "\n".join(steps), prose=True)
 
 
@@ -52,15 +56,15 @@ _LISTED = 4
 class Comparison:
     """Pairs (predicted, counted) of values of one kind.
 
-    A value is a number, the shape of a tensor, or True or False. A pair agrees if its values are equal: there is no
-    tolerance.
+    A value is a number, the shape of a tensor (a list), or True or False. A pair agrees if its values are equal: there
+    is no tolerance.
 
     Attributes:
-        what: What is compared, in words.
-        pairs: The pairs: a predicted value and a counted one.
-        unit: Unit of the numbers, such as "bytes".
-        sides: Names of the two values of a pair, "predicted" and "counted" if nothing else is given.
-        are_parts: Whether the pairs are parts of one sum, which is then shown in place of them.
+        what: A text that says what is compared, such as "bytes saved by one layer".
+        pairs: The pairs, each of a predicted and a counted value.
+        unit: Unit of the numbers, such as "bytes"; "" for none.
+        sides: Names of the two values of a pair, such as ("predicted", "counted").
+        are_parts: Whether the pairs are parts of one sum; the two sums are then shown in place of the parts.
     """
 
     what: str
@@ -80,17 +84,20 @@ class Comparison:
         return isinstance(self.pairs[0][0], bool)
 
     def badge(self) -> str:
-        """Return the difference in a few words: ``0 apart``."""
+        """Return a short text with the difference, summed over all pairs: ``0 apart``.
+
+        For shapes and for True and False it is such as ``1 of 3 differ``; "" if all pairs agree.
+        """
         numbers = [pair for pair in self.pairs if not isinstance(pair[0], (bool, list))]
         if not numbers:
             return f"{len(self.unequal)} of {len(self.pairs)} differ" if self.unequal else ""
         return f"{_number(sum(abs(first - second) for first, second in numbers))} apart"
 
     def sentence(self) -> str:
-        """Say what was predicted and what was counted.
+        """Return a text that says what was predicted and what was counted.
 
-        Parts of a sum are shown as the sum, up to four other pairs one by one; of more pairs it says how many are
-        equal.
+        It has the two sums if the pairs are parts of a sum, else the values of up to four pairs. For more pairs, and
+        for shapes, it says how many pairs are equal. For True and False it is ``what``.
         """
         if self.is_statement:
             return self.what
@@ -105,13 +112,17 @@ class Comparison:
         return f"{text} ({count})" if self.are_parts and len(self.pairs) > 1 else text
 
     def details(self) -> str:
-        """Return the sentence, and the pairs that differ."""
+        """Return a text of several lines: the sentence with the badge, and below it each pair that differs."""
         apart = [f"  {_number(first)} and {_number(second)} {self.unit}".rstrip() for first, second in self.unequal]
         return "\n".join([f"{self.sentence()}: {self.badge()}", *apart])
 
 
 class CheckLines:
-    """Comparisons as shown under a cell: one line each, with a badge that shows a tick if all values are equal."""
+    """Displays comparisons under a cell: one line each, with a badge that shows a tick if all values are equal.
+
+    Args:
+        comparisons: The comparisons, in the order in which they are shown.
+    """
 
     def __init__(self, comparisons: Sequence[Comparison]):
         self._comparisons = comparisons
@@ -128,8 +139,8 @@ class CheckLines:
 class Checks:
     """Collects the comparisons of a chapter.
 
-    ``show``, at the end of a cell, displays the comparisons that are new. As the last line of a cell, the object itself
-    displays a summary of all.
+    ``show``, at the end of a cell, displays the comparisons that were added since the last ``show``. As the last line
+    of a cell, the object itself displays a summary of all comparisons.
     """
 
     def __init__(self) -> None:
@@ -147,11 +158,11 @@ class Checks:
         """Compare pairs of a prediction and a count.
 
         Args:
-            what: What is compared, in words.
-            pairs: (predicted, counted) for each.
-            unit: Unit of the numbers.
+            what: A text that says what is compared, such as "bytes saved by one layer".
+            pairs: Pairs (predicted, counted) of numbers, of shapes (lists), or of True and False.
+            unit: Unit of the numbers; "" for none.
             sides: Names of the two values of a pair.
-            are_parts: Whether the pairs are parts of one sum.
+            are_parts: Whether the pairs are parts of one sum; the two sums are then shown in place of the parts.
 
         Raises:
             ValueError: There are no pairs, so nothing would be compared.
@@ -165,8 +176,9 @@ class Checks:
         """Compare the bytes of saved tensors, name by name.
 
         Args:
-            what: What is compared, in words.
-            predicted, counted: Tensors with their bytes. One that only one side has counts as 0 on the other.
+            what: A text that says what is compared, such as "bytes saved by one layer".
+            predicted: Rows of the predicted tensors.
+            counted: Rows of the counted tensors. A name that only one of the two has counts as 0 bytes in the other.
         """
         left, right = by_term(predicted), by_term(counted)
         pairs = [(left.get(term, 0), right.get(term, 0)) for term in {**left, **right}]
@@ -175,14 +187,14 @@ class Checks:
     def show(self) -> CheckLines | Fold:
         """Return the comparisons that were added since the last call, for a cell to display.
 
-        Up to three comparisons are shown as a line each; more are folded into one line.
+        Up to three comparisons are shown as a line each; for more there is one line, and a click shows all of them.
         """
         new = self._comparisons[self._num_shown :]
         self._num_shown = len(self._comparisons)
         return CheckLines(new) if len(new) <= 3 else _summed_up(new)
 
     def summary(self) -> Fold:
-        """Return a line that says how many pairs are equal in all comparisons; the comparisons fold out below it."""
+        """Return a line that says how many pairs are equal in all comparisons; a click shows each comparison."""
         return _summed_up(self._comparisons)
 
     def __repr__(self) -> str:

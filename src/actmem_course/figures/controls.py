@@ -22,10 +22,10 @@ class Control:
     """A slider or a row of buttons.
 
     Attributes:
-        label: The text next to it.
-        values: The values to choose from; or a function that returns them, whose arguments are named as earlier
-            controls and get their values.
-        start: The first value shown.
+        label: The text next to the control.
+        values: The values to choose from; or a function that returns these values. The function's arguments have the
+            names of controls above this one, and get the values of those controls.
+        start: The value that the control has at first.
         look: RANGE (a slider over evenly spaced numbers), STOPS_ONLY (one that stops at ``values``), BUTTONS, or PLAY
             (a slider that can move by itself).
     """
@@ -39,7 +39,7 @@ class Control:
         """Return the values to choose from.
 
         Args:
-            before: The values of the controls before it, by name.
+            before: The values of the controls above this one, by the control's name.
         """
         if not callable(self.values):
             return list(self.values)
@@ -50,10 +50,12 @@ def slider(letter: str, meaning: str, smallest: int, largest: int, step: int, st
     """Make a slider over whole numbers. Arrow keys move it by ``step``.
 
     Args:
-        letter, meaning: The label's two parts, such as "s" and "tokens".
-        smallest, largest: The ends of the slider.
+        letter: The first part of the label, such as "s".
+        meaning: The second part of the label, such as "tokens".
+        smallest: The slider's smallest value.
+        largest: The slider's largest value.
         step: The distance between two values.
-        start: The first value shown.
+        start: The value that the slider has at first.
     """
     return Control(f"{letter}: {meaning}", range(smallest, largest + 1, step), start, RANGE)
 
@@ -62,9 +64,10 @@ def steps(letter: str, meaning: str, values: Sequence[int] | Callable[..., Seque
     """Make a slider that stops at some values only. Arrow keys move it from one value to the next.
 
     Args:
-        letter, meaning: The label's two parts, such as "t" and "ranks".
-        values: The values; or a function of earlier controls that returns them (see ``Control``).
-        start: The first value shown.
+        letter: The first part of the label, such as "t".
+        meaning: The second part of the label, such as "ranks".
+        values: The values; or a function that returns them, whose arguments are named as controls above this one.
+        start: The value that the slider has at first.
     """
     return Control(f"{letter}: {meaning}", values, start, STOPS_ONLY)
 
@@ -73,9 +76,10 @@ def play(letter: str, meaning: str, values: Sequence[int] | Callable[..., Sequen
     """Make a slider with a button that plays it: the slider then moves by itself from one value to the next.
 
     Args:
-        letter, meaning: The label's two parts, such as "step" and "of the ring".
-        values: The values; or a function of earlier controls that returns them (see ``Control``).
-        start: The first value shown.
+        letter: The first part of the label, such as "step".
+        meaning: The second part of the label, such as "of the ring".
+        values: The values; or a function that returns them, whose arguments are named as controls above this one.
+        start: The value that the slider has at first.
     """
     return Control(f"{letter}: {meaning}", values, start, PLAY)
 
@@ -84,21 +88,21 @@ def choice(meaning: str, names: Sequence, start: Any) -> Control:
     """Make a row of buttons of which one is selected.
 
     Args:
-        meaning: The label.
-        names: The buttons' texts, which are the control's values too.
-        start: The one that is selected first.
+        meaning: The label, such as "recomputation".
+        names: The values, one for each button, with the value as its text.
+        start: The value that is selected at first.
     """
     return Control(meaning, list(names), start, BUTTONS)
 
 
 def fitted(controls: Mapping[str, Control], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Choose a value of each control: the wanted one, or the nearest that the control offers.
+    """Choose a value of each control: the wanted value, or else the nearest value that the control offers.
 
     Args:
-        controls: The controls by name; what one offers may depend on the values of those before it.
-        wanted: The value that each should have, by the control's name.
+        controls: The controls by name, from the top; what a control offers may depend on the values of those above it.
+        wanted: The value that each control should have, by the control's name.
 
-    Returns: the value chosen, by the control's name.
+    Returns: the values chosen, by the control's name.
     """
     values: dict[str, Any] = {}
     for name, control in controls.items():
@@ -109,18 +113,18 @@ def fitted(controls: Mapping[str, Control], wanted: Mapping[str, Any]) -> dict[s
 
 
 def shown_value(value: object) -> str:
-    """Return a value as shown next to its slider: ``12,288``."""
+    """Return a control's value as the text next to its slider: ``12,288``."""
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
 class Moves:
     """The current values of a cell's controls, and the figures drawn for them.
 
-    When a control moves, the controls below it may have to offer other values. Each then takes the value nearest to
-    the one that the reader had chosen.
+    When a control moves, the controls below it may have to offer other values. Each of these controls then takes the
+    value nearest to the value that the reader had chosen.
 
     Args:
-        draw: A function that takes the controls' values by name and returns a Drawing, or several.
+        draw: A function that takes the controls' values by name and returns a Drawing, or a sequence of Drawings.
         controls: The controls, by the names of draw's arguments.
 
     Attributes:
@@ -136,11 +140,19 @@ class Moves:
         self.drawings = self.drawn(self.values)
 
     def options(self, name: str) -> list:
-        """Return the values that a control offers now, given the others' current values."""
+        """Return the values that a control offers now, given the current values of the controls above it.
+
+        Args:
+            name: The control's name.
+        """
         return self.controls[name].options(self.values)
 
     def drawn(self, values: Mapping[str, Any]) -> list[Drawing]:
-        """Draw the figures for these values; where possible they keep the axes of the figures on screen."""
+        """Draw the figures for some values; where possible they keep the axes of the figures on screen.
+
+        Args:
+            values: The controls' values, by the control's name.
+        """
         drawn = self._draw(**values)
         drawings = [drawn] if isinstance(drawn, Drawing) else list(drawn)
         return [after(*pair) for pair in zip(self.drawings, drawings, strict=True)] if self.drawings else drawings
@@ -148,7 +160,12 @@ class Moves:
     def move(self, name: str, value: Any) -> str:
         """Set a control to a value and draw the figures again.
 
-        Returns: "" if that worked; else the reason why these values can't be drawn. The old figures then stay.
+        Args:
+            name: The control's name.
+            value: One of the values that the control offers; for another number the nearest of them is taken.
+
+        Returns: "" if the figures were drawn; else a text that says why they can't be drawn for this value. The old
+            figures then stay.
         """
         self._wanted = {**self._wanted, name: value}
         self.values = fitted(self.controls, self._wanted)
@@ -170,10 +187,10 @@ def after(previous: Drawing, drawing: Drawing) -> Drawing:
 
     Args:
         previous: The drawing on screen.
-        drawing: The new one.
+        drawing: The new drawing, which replaces it.
 
-    Returns: the new drawing on the old axis; unchanged if its bars would be too short or too long there, or if either
-        drawing has no Axis.
+    Returns: the new drawing on the axis of ``previous``. It is ``drawing`` unchanged if its bars would be too short or
+        too long on that axis, or if one of the two drawings has no Axis.
     """
     if previous.axis is None or drawing.axis is None:
         return drawing

@@ -18,10 +18,12 @@ class Box:
     """A rectangle.
 
     Attributes:
-        x, y: Its top left corner, in units of the diagram; y grows downwards.
-        width, height: Its size in the same units.
+        x: The x of the rectangle's left edge, in units of the diagram.
+        y: The y of its upper edge; y grows downwards.
+        width: Its width in the same units.
+        height: Its height in the same units.
         fill: Its colour and pattern.
-        text: The text in it.
+        text: The text in it; "" for none.
         hover: Its hover text; "" to show ``text``.
     """
 
@@ -34,15 +36,19 @@ class Box:
     hover: str = ""
 
     def outline(self) -> tuple[list[float], list[float]]:
-        """Return the x values and the y values of its corners, in order and back to the first."""
+        """Return the x values and the y values of the rectangle's four corners in order, and of the first again."""
         right, bottom = self.x + self.width, self.y + self.height
         return [self.x, right, right, self.x, self.x], [self.y, self.y, bottom, bottom, self.y]
 
 
 def boxes(all_boxes: Iterable[Box], text_size: int = 13) -> list[dict]:
-    """Return the plotly traces that draw these boxes.
+    """Return the plotly traces that draw some boxes.
 
     All boxes of one fill are one trace, empty frames first; the texts and hover texts come last.
+
+    Args:
+        all_boxes: The boxes, in units of the diagram.
+        text_size: Size of the letters in the boxes, in pixels.
     """
     every = list(all_boxes)
     by_fill: dict[Fill, list[Box]] = {}
@@ -78,7 +84,7 @@ def labels(placed: Iterable[tuple[float, float, str]], size: int = 14, position:
     """Return a plotly trace of texts without boxes.
 
     Args:
-        placed: x, y and the text, for each text.
+        placed: For each text a tuple (x, y, text).
         size: Size of the letters, in pixels.
         position: Where a text stands relative to its point, plotly's ``textposition``.
     """
@@ -102,11 +108,13 @@ def diagram(
     Args:
         title: The finding.
         traces: Plotly traces, such as those of ``boxes``.
-        alt: The alt text.
-        width, height: The largest x and y of the diagram.
+        alt: The alt text: the finding with its numbers.
+        width: The largest x of the diagram.
+        height: The largest y of the diagram.
         pixels: The figure's height on screen.
-        left, top: The smallest x and y.
-        margins: Space for words to the left and to the right of the boxes, in pixels.
+        left: The smallest x.
+        top: The smallest y.
+        margins: Space for texts to the left and to the right of the boxes, in pixels.
     """
     hidden = {"visible": False, "fixedrange": True}
     return chart(

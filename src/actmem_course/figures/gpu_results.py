@@ -37,9 +37,9 @@ def newest(step: str, folder: Path = RESULTS) -> Result:
 
     Args:
         step: The measurement, a key of the file, such as "wall".
-        folder: Where the files are.
+        folder: The folder with the results files.
 
-    Returns: the whole file, as a dict.
+    Returns: the contents of the file, with all measurements, as a dict.
 
     Raises:
         FileNotFoundError: No file has this measurement.
@@ -54,12 +54,20 @@ def newest(step: str, folder: Path = RESULTS) -> Result:
 
 
 def device(result: Result) -> str:
-    """Return the GPU's name without its maker, such as ``H200``."""
+    """Return the GPU's name without its maker, such as ``H200``.
+
+    Args:
+        result: A results file, from ``newest``.
+    """
     return result["machine"]["device"].removeprefix("NVIDIA ")
 
 
 def conditions(result: Result) -> str:
-    """Say in two lines on which GPU and how the results were measured, and that collectives took no time."""
+    """Return two lines of text that say on which GPU and how results were measured, and that collectives took no time.
+
+    Args:
+        result: A results file, from ``newest``.
+    """
     machine, ranks = result["machine"], result["settings"]["tensor_parallel_size"]
     return (
         f"One {machine['device']}, torch {machine['torch']}, {result['settings']['dtype']}, as one emulated rank of "
@@ -71,7 +79,7 @@ def named(rows: list[dict]) -> dict[str, dict]:
     """Return rows of a results file as a dict by their names.
 
     Args:
-        rows: The rows of one step, such as "wall"; each has the key ``name``.
+        rows: The rows of one measurement, such as "wall"; each has the key "name".
     """
     return {row["name"]: row for row in rows}
 
@@ -79,7 +87,10 @@ def named(rows: list[dict]) -> dict[str, dict]:
 def wall_bars(result: Result) -> Drawing:
     """Draw predicted and measured peak of the 22B model for each combination of methods, with the memory limit.
 
-    Where memory ran out, the bar says so in place of the measured peak.
+    Where memory ran out, a text says so in place of the bar of the measured peak.
+
+    Args:
+        result: A results file with the measurement "wall".
     """
     rows = named(result["wall"])
     rungs = {
@@ -126,7 +137,9 @@ def _outcome(row: dict, without_limit: dict | None) -> str:
 
 
 def wall_remainder(result: Result) -> Fold:
-    """Say how far the 22B model's measured peaks are above the predicted ones, and fold out what makes the difference.
+    """Return a line that says by how much the 22B model's measured peaks are above the predicted ones.
+
+    A click on the line shows what makes the difference.
 
     Args:
         result: A results file with the measurement "wall": one step of the model with each combination of methods.
@@ -177,7 +190,11 @@ def step_curve(result: Result) -> Drawing:
 
 
 def table4_bars(result: Result) -> Drawing:
-    """Draw the time that recomputation adds to a layer of the 22B model, on this GPU and on the paper's."""
+    """Draw the time that recomputation adds to a layer of the 22B model, on the measured GPU and on the paper's.
+
+    Args:
+        result: A results file with the measurement "table4".
+    """
     rows = named(named(result["table4"])["22B"]["rows"])
     name = device(result)
     # In whole percent, as the paper prints them.
@@ -201,7 +218,14 @@ def table4_bars(result: Result) -> Drawing:
 
 
 def layer_times(result: Result) -> Fold:
-    """Say what share of a layer's time its matmuls take, and fold out how much faster this GPU is than an A100."""
+    """Return a line that says which share of the time of the 22B model's layer its matmuls alone take.
+
+    A click on the line shows the layer's milliseconds, and how much faster than an A100 the GPU runs matmuls and
+    copies.
+
+    Args:
+        result: A results file with the measurements "modes", "rates" and "table4".
+    """
     modes, (rates,) = named(result["modes"]), result["rates"]
     matmuls = rates["flops_per_second"] / A100_FLOPS_PER_SECOND
     memory = rates["copy_bytes_per_second"] / A100_BYTES_PER_SECOND
@@ -220,7 +244,11 @@ def layer_times(result: Result) -> Fold:
 def strangers_bars(result: Result) -> Drawing:
     """Draw predicted and measured peaks of models that others wrote.
 
-    Predicted is the peak of a step on fake tensors plus cuBLAS's workspaces; measured is what the GPU allocated.
+    Predicted is the peak of a step on fake tensors plus cuBLAS's workspaces; measured is the peak of the bytes that the
+    GPU's allocator gave out.
+
+    Args:
+        result: A results file with the measurement "strangers".
     """
     rows = {
         f"{_STRANGERS.get(row['name'].partition(' ')[0], row['name'])}, {row['sizes'].replace(',', ', ')}": row

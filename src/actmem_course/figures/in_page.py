@@ -25,10 +25,11 @@ class Question:
     """Asks a reader for a number before the figure shows it.
 
     Attributes:
-        question: One sentence.
-        answer: The number, in ``unit``.
-        because: The reason, shown with the answer.
-        line: Where in the figure a line marks the reader's guess; None: there is no such line.
+        question: The question, one sentence.
+        answer: The right number, in ``unit``.
+        unit: The unit of answer and guess, such as "GiB"; "" for none.
+        because: The reason, shown with the answer; "" for none.
+        line: Where in the figure a line marks the reader's guess; None for no line.
     """
 
     question: str
@@ -53,8 +54,8 @@ class LiveCell:
 
     Attributes:
         moves: The figures and their controls.
-        question: A question about the figures; None: there is none.
-        shows: The controls' values at which the figures show the answer to the question, by name.
+        question: A question about the figures; None for no question.
+        shows: The controls' values at which the figures show the answer to the question, by the control's name.
     """
 
     moves: Moves
@@ -68,8 +69,8 @@ class LiveCell:
         """Make a cell with figures below the controls that change them.
 
         Args:
-            draw: Takes the controls' values by name and returns a Drawing, or several. If it raises ConfigError, its
-                message is shown and the figures stay as they were.
+            draw: A function that takes the controls' values by name and returns a Drawing, or a sequence of Drawings.
+                If it raises ConfigError, the error's message is shown and the figures stay as they were.
             controls: The controls, by the names of draw's arguments.
         """
         return cls(Moves(draw, controls))
@@ -84,19 +85,19 @@ class LiveCell:
         """Make a cell with a question above a panel.
 
         Args:
-            question: The question.
-            panel: The figures and controls.
-            shows: Values by control, to which the controls move when the reader has answered.
+            question: The question, with its answer.
+            panel: A cell with the figures and controls, from ``panel``.
+            shows: For some controls, by name, the value to which each moves when the reader has answered.
         """
         return cls(panel.moves, question, shows)
 
     def state(self) -> dict:
-        """Return the cell's current state in a form that JSON can hold.
+        """Return the cell's current state as a dict that JSON can hold.
 
-        Returns:
-            ``controls``: by name, each with its label, look, options and the index of the current option.
-            ``drawings``: for plotly.js, with their alt texts.
-            ``question``: its text and unit, or None.
+        Returns: a dict with these keys:
+            "controls": for each control, by name, its label, look, options and the index of the current option.
+            "drawings": for each figure its data, layout and config for plotly.js, and its alt text.
+            "question": the question's text and unit; None if there is no question.
         """
         return self._state(self.moves)
 
@@ -110,9 +111,9 @@ class LiveCell:
     def stored(self) -> dict:
         """Return the states that a page of the site can show while the Python that runs in the browser still loads.
 
-        Returns:
-            ``state``: the first state.
-            ``answer``: only if there is a question: what the method ``answer`` would return.
+        Returns: a dict with these keys:
+            "state": the current state, from the method ``state``.
+            "answer": only if there is a question: what the method ``answer`` would return.
         """
         if self.question is None:
             return {"state": self.state()}
@@ -124,8 +125,9 @@ class LiveCell:
         """Move the controls to ``shows``, where the figures show the answer, and return the new state.
 
         Returns:
-            The state as from ``state``, with three more keys: the ``number`` with which a guess is compared; the
-                ``reply``, a text; and, if ``Question.line`` is given, the ``line`` that marks a guess.
+            The dict of the method ``state``, with two or three keys more: "number", with which a guess is compared;
+                "reply", a text with the answer and its reason; and, if ``Question.line`` isn't None, "line", the line
+                that marks a guess.
         """
         asked = self.question
         assert asked is not None
@@ -142,12 +144,13 @@ class LiveCell:
         """Return the next state, after the reader has answered or moved a control.
 
         Args:
-            asked: A dict from the page. After an answer it has the key ``answer``. After a move it has ``control``, the
-                control's name, and ``place``, the index of its new option. If ``ahead`` is also there and true, the
-                reader hasn't moved yet: the state after that move is returned, and the cell stays as it is.
+            asked: A dict from the page. After an answer it has the key "answer". After a move it has "control", the
+                control's name, and "place", the index of the control's new option. If the key "ahead" is true, the
+                reader hasn't moved the control yet: the state after that move is returned, and the cell stays as it is.
 
         Returns:
-            The state; after a move also a ``message``, which says why the move can't be drawn, or "".
+            The dict of the method ``answer`` or ``state``; after a move it also has the key "message", a text that says
+                why the move can't be drawn, or "".
         """
         if "answer" in asked:
             return self.answer()
@@ -190,7 +193,11 @@ SHOWN = {"Panel", "LiveFigure", "Prediction", "Reveal"}
 
 
 def run_cell(code: str) -> LiveCell:
-    """Run the code of a cell, whose last line is a LiveCell, and return this LiveCell."""
+    """Run the code of a cell, whose last line makes a LiveCell, and return this LiveCell.
+
+    Args:
+        code: The cell's Python code.
+    """
     *before, last = ast.parse(code).body
     assert isinstance(last, ast.Expr)
     names: dict[str, Any] = {}
@@ -204,7 +211,7 @@ class Page:
     A cell's code is run when the page's script first sends a message about it.
 
     Args:
-        cells: JSON: the code of each cell by the cell's name.
+        cells: A JSON text: the code of each cell, by the cell's name.
     """
 
     def __init__(self, cells: str):
@@ -215,11 +222,11 @@ class Page:
         """Answer one message of the page.
 
         Args:
-            message: JSON: the name of the ``cell``, and the keys that ``LiveCell.next`` takes; or the ``cell`` and
-                ``ready``, which only runs the cell.
+            message: The JSON text of an object. Its key "cell" names the cell. The other keys are those that
+                ``LiveCell.next`` takes; or only "ready", with which the cell's code is run and no state is made.
 
         Returns:
-            JSON: the next state, or null after ``ready``.
+            The JSON text of the next state, or of null after "ready".
         """
         asked = json.loads(message)
         cell = asked["cell"]

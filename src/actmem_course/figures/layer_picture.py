@@ -55,17 +55,18 @@ def layer_picture(
         shape: The paper's layer, or one of today's: Llama's, with experts, with latent attention.
         parallel: How ranks share the layer: t tensor-parallel ranks, with or without sequence parallelism, or c
             context-parallel ranks.
-        recompute: A mode, a set of terms to recompute, or an action for each term, as ``layer_rows`` takes it.
+        recompute: What backward recomputes: a mode such as "selective", a set of terms (names of saved tensors), or a
+            dict with an action, such as "recompute" or "offload", for each term.
         collectives: "forward" and "backward" draw the collectives of that pass, "recompute" those that recomputation
             repeats in backward, "" none. In backward the arrows point upwards.
-        stored: How many tensors the forward pass has stored so far; None for all. The last one is framed.
+        stored: How many tensors the forward pass has stored so far; None for all. The last of them is framed.
         in_memory: The terms that are in memory at one moment; None for those that the forward pass saves. Recomputed
             tensors among them are framed.
         not_saved: Terms that aren't saved, because no gradient needs them: their weights are frozen.
         keeps_gathered: Whether sequence parallelism saves the gathered inputs, as its plain form does, and not shards.
-        context_kind: The kind of context parallelism, one of CONTEXT_KINDS.
-        routed_tokens: For experts: how many (token, expert) pairs each rank has; if empty, equally many.
-        title: A title in place of the finding that the picture makes by itself.
+        context_kind: How context-parallel ranks share the sequence: "gather", "ring" or "ulysses".
+        routed_tokens: For experts: how many (token, expert) pairs each rank has; if empty, all ranks have equally many.
+        title: A title; "" for the finding that the picture makes by itself.
 
     Returns:
         A drawing whose boxes are as wide as their bytes.
@@ -102,11 +103,11 @@ def layer_picture(
 
 
 def block_picture(blocks: Sequence[Block], title: str) -> Drawing:
-    """Draw any list of saved tensors on one rank: those of ``layer_blocks``, of which a chapter may change some.
+    """Draw any list of saved tensors on one rank, such as those of ``layer_blocks`` after a chapter has changed some.
 
     Args:
         blocks: The tensors, one for each row of the picture.
-        title: The finding.
+        title: The picture's title: the finding.
     """
     sketch = Sketch(blocks)
     sketch.draw((), _regions(blocks))
@@ -121,10 +122,19 @@ def layer_blocks(
     context_kind: str = "gather",
     routed_tokens: Sequence[int] = (),
 ) -> list[Block]:
-    """List the tensors that a layer has saved at the end of the forward pass; arguments are as in ``layer_picture``.
+    """List the tensors that a layer has saved at the end of the forward pass, for ``block_picture``.
+
+    Args:
+        shape: The paper's layer, or one of today's.
+        parallel: How ranks share the layer: t tensor-parallel ranks, or c context-parallel ranks.
+        recompute: What backward recomputes: a mode such as "selective", a set of terms, or an action for each term.
+        keeps_gathered: Whether sequence parallelism saves the gathered inputs and not shards.
+        context_kind: How context-parallel ranks share the sequence: "gather", "ring" or "ulysses".
+        routed_tokens: For experts: how many (token, expert) pairs each rank has; if empty, all ranks have equally many.
 
     Raises:
-        ConfigError: As in ``layer_picture``; or t and c are both above 1: a picture has one kind of rank.
+        ConfigError: The ranks can't share the layer, a set can't be recomputed, or t and c are both above 1: a picture
+            has one kind of rank.
     """
     t, c = parallel.tensor_parallel_size, parallel.context_parallel_size
     ranks = max(t, c)
@@ -241,11 +251,11 @@ def transfers(
     """List the collectives of one pass in 16 bits, each with the tensor below which it is drawn.
 
     Args:
-        shape: The layer.
-        parallel: How ranks share it.
-        phase: "forward", "backward" or "recompute".
-        recompute: Mode of recomputation.
-        context_kind: The kind of context parallelism, one of CONTEXT_KINDS.
+        shape: The layer's sizes.
+        parallel: How ranks share the layer.
+        phase: "forward", "backward", or "recompute" for those that recomputation repeats in backward.
+        recompute: What backward recomputes: a mode such as "selective", a set of terms, or an action for each term.
+        context_kind: How context-parallel ranks share the sequence: "gather", "ring" or "ulysses".
 
     Raises:
         ConfigError: actmem has no formula for this layer's collectives.
@@ -379,11 +389,12 @@ def _finding(blocks: Sequence[Block], ranks: int) -> str:
 
 
 def _now_finding(blocks: Sequence[Block], saved: Sequence[Block], now: Block | None) -> str:
-    """Return what is in memory at a moment, in words.
+    """Return a text that says how many bytes are in memory at a moment.
 
     Args:
+        blocks: The blocks at this moment.
         saved: The same blocks after the forward pass.
-        now: The block that was stored last; None: the moment isn't one of the forward pass's steps.
+        now: The block that was stored last; None if the moment isn't one of the forward pass's steps.
     """
     held, of_all = (size_text(sum(block.on_device for block in each)) for each in (blocks, saved))
     if now is None:

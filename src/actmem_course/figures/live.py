@@ -29,16 +29,20 @@ WIDGET_MIME = "application/vnd.jupyter.widget-view+json"
 
 
 def script(*files: str) -> str:
-    """Return the contents of files of this folder, joined to one JavaScript module or style sheet for a widget."""
+    """Return the contents of some files, joined to one JavaScript module or style sheet for a widget.
+
+    Args:
+        files: Names of files in this module's folder, such as "figures.js".
+    """
     return "\n".join(Path(__file__).with_name(file).read_text(encoding="utf-8") for file in files)
 
 
 class Carried(anywidget.AnyWidget):
-    """A base class of widgets whose values the kernel can still change when the widget is on screen (``carry``).
+    """A base class of widgets whose values the kernel can still change, by ``carry``, when the widget is on screen.
 
     Args:
-        carried: The first values by name, anything that JSON can hold; the widget's script reads them.
-        traits: Further traits of the widget.
+        carried: The first values by name, of any type that JSON can hold; the widget's script reads them.
+        traits: Further traits of the anywidget, by name.
     """
 
     carrier = traitlets.Instance(ipywidgets.HTML).tag(sync=True, **ipywidgets.widget_serialization)
@@ -48,7 +52,11 @@ class Carried(anywidget.AnyWidget):
         super().__init__(carrier=ipywidgets.HTML(json.dumps(carried)), **traits)
 
     def carry(self, **values: object) -> None:
-        """Replace some of the values, and send all of them to the page in one message."""
+        """Replace some of the values, and send all values to the page in one message.
+
+        Args:
+            values: The new values by name, of any type that JSON can hold.
+        """
         self.carried = {**self.carried, **values}
         self.carrier.value = json.dumps(self.carried)
 
@@ -62,6 +70,9 @@ class PlotlyScript(anywidget.AnyWidget):
 
     A reloaded page gets all widgets of its kernel in one message, and ipywidgets gives up on an output whose widget is
     late. So plotly.js is not part of that message: the page requests it afterwards.
+
+    Args:
+        source: plotly.js as the text of a JavaScript module.
     """
 
     @classmethod
@@ -93,7 +104,11 @@ class PlotlyScript(anywidget.AnyWidget):
 
 
 class Widget(Carried):
-    """The widget that shows a LiveCell in a notebook."""
+    """The widget that shows a LiveCell in a notebook.
+
+    Args:
+        shown: The cell's figures, controls and question.
+    """
 
     _esm = script("meeting.js", "carried.js", "figures.js", "widget.js")
     _css = script("figures.css")
@@ -113,7 +128,10 @@ class Widget(Carried):
 def widget_bundle(shown: LiveCell) -> dict:
     """Return what a notebook displays for a LiveCell, by MIME type: a widget and a text.
 
-    While the site is built there is a third entry: the figures as plotly's data, from which pictures are drawn.
+    While the site is built, the dict has a third entry: the figures as plotly's data, from which pictures are drawn.
+
+    Args:
+        shown: The cell's figures, controls and question.
     """
     bundle: dict[str, Any] = mime_bundle(Widget(shown), repr(shown))
     if os.environ.get(PICTURES):
@@ -123,6 +141,11 @@ def widget_bundle(shown: LiveCell) -> dict:
 
 
 def mime_bundle(widget: anywidget.AnyWidget, text: str) -> dict:
-    """Return what a notebook displays for a widget, by MIME type: the widget, and a text where widgets can't run."""
+    """Return what a notebook displays for a widget, by MIME type.
+
+    Args:
+        widget: The widget.
+        text: What is shown where widgets can't run.
+    """
     view = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}
     return {"text/plain": text, WIDGET_MIME: view}

@@ -22,9 +22,10 @@ class Axis:
     """The value axis of a bar chart, from 0 to ``end``.
 
     Attributes:
-        words, in_unit: The two parts of its title; the second names the unit, such as ``" (GiB)"``.
+        words: The first part of the axis's title: what the values are.
         end: The largest value on the axis, in the axis's unit.
         unit: The axis's unit, as a number of bytes (2**30 for GiB); 1 for values that aren't bytes.
+        in_unit: The second part of the title, which names the unit, such as ``" (GiB)"``.
     """
 
     words: str
@@ -40,13 +41,14 @@ class Axis:
 
 @dataclass(frozen=True)
 class GuessLine:
-    """The place of the line that marks a reader's guess in a figure: start + per · guess on one of its axes.
+    """The place of the line that marks a reader's guess in a figure: start + per · guess on one of the figure's axes.
 
     Attributes:
-        per, start: Numbers of that formula, in bytes if the drawing has an ``Axis`` of bytes, else in units of the
-            plotly axis.
+        per: How far the line moves for a guess of 1: in bytes if the drawing has an ``Axis`` of bytes, else in units
+            of the plotly axis.
+        start: Where the line is for a guess of 0, in the same unit.
         axis: The plotly axis: ``x`` or ``y``, with a number if the figure has several, such as ``x2``.
-        figure: The index of the drawing, if the cell has several.
+        figure: The index, from 0, of the drawing among those of the cell.
     """
 
     per: float = 1
@@ -68,7 +70,8 @@ class Drawing:
     """A figure, for plotly.js.
 
     Attributes:
-        traces, layout: plotly's own, as plain dicts.
+        traces: The marks, as dicts of plotly's traces.
+        layout: The rest of the figure, such as axes and title, as a dict of plotly's layout.
         alt: The alt text: the finding with its numbers.
         axis: The value axis of a bar chart, which should stay in place while a slider moves; None if the figure's axes
             never change.
@@ -86,7 +89,7 @@ class Drawing:
         return {"data": self.traces, "layout": layout, "config": dict(CONFIG)}
 
     def fingerprint(self) -> str:
-        """Return a hash of the drawing; a stored picture is current if its hash is the same."""
+        """Return a hash of the drawing: a picture on disk still shows this drawing if both have the same hash."""
         return hashlib.sha256(json.dumps(self.spec(), sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -94,10 +97,10 @@ def chart(title: str, traces: list[dict], alt: str, axis: Axis | None = None, **
     """Make a drawing with a title of one or two lines.
 
     Args:
-        title: The finding.
-        traces: Plotly traces.
-        alt: The alt text.
-        axis: The value axis of a bar chart, which becomes the x axis.
+        title: The finding, with ``<br>`` between its lines.
+        traces: Dicts of plotly's traces, such as those of ``bars`` and ``line``.
+        alt: The alt text: the finding with its numbers.
+        axis: The value axis of a bar chart, which becomes the x axis; None for other figures.
         layout: Further properties of plotly's layout, by name.
     """
     if axis is not None:
@@ -106,16 +109,27 @@ def chart(title: str, traces: list[dict], alt: str, axis: Axis | None = None, **
 
 
 def scale(title: str, low: float | None = None, high: float | None = None, **more: Any) -> dict:
-    """Return a plotly axis with a title, from ``low`` to ``high`` if these are given.
+    """Return a dict of plotly's properties of an axis.
 
-    ``more`` are further properties of the axis.
+    Args:
+        title: The text beside the axis.
+        low: The smallest value on the axis; None: plotly chooses both ends.
+        high: The largest value on the axis.
+        more: Further properties of the axis, by plotly's names.
     """
     ends: dict[str, Any] = {} if low is None else {"range": [low, high]}
     return {"title": {"text": title}, **ends, **more}
 
 
 def log_scale(title: str, ticks: Iterable[float], texts: Iterable[str] = (), **more: Any) -> dict:
-    """Return a logarithmic plotly axis with ticks at these values, and with ``texts`` at them in place of numbers."""
+    """Return a dict of plotly's properties of a logarithmic axis.
+
+    Args:
+        title: The text beside the axis.
+        ticks: The values at which the axis has ticks.
+        texts: The text at each tick, in place of its number; empty for numbers.
+        more: Further properties of the axis, by plotly's names.
+    """
     words = {"ticktext": list(texts)} if texts else {}
     return {"type": "log", **scale(title), "tickvals": list(ticks), **words, **more}
 
@@ -130,18 +144,22 @@ def bars(name: str, names: Iterable, values: Iterable, fill: Fill, hover: str | 
     """Return a plotly trace of horizontal bars.
 
     Args:
-        name: Its name in the legend.
-        names: The place of each bar on the y axis.
+        name: The trace's name in the legend.
+        names: The place of each bar on the y axis: a category or a number.
         values: The length of each bar.
         fill: Colour and pattern of the bars.
-        hover: Their hover text, plotly's ``hovertemplate``; None: there is none.
-        more: Further properties of the trace.
+        hover: The bars' hover text, plotly's ``hovertemplate``; None for no hover text.
+        more: Further properties of the trace, by plotly's names.
     """
     return _trace("bar", name, values, names, hover, {"orientation": "h", "marker": fill.marker(), **more})
 
 
 def legend(fills: dict[str, Fill]) -> list[dict]:
-    """Return plotly traces of empty bars, so that the legend has these entries whichever bars are drawn."""
+    """Return plotly traces of empty bars, so that the legend has the same entries whichever bars are drawn.
+
+    Args:
+        fills: Colour and pattern of each entry, by the entry's name.
+    """
     return [bars(name, [None], [None], fill) for name, fill in fills.items()]
 
 
@@ -152,15 +170,17 @@ def line(
     """Return a plotly trace: a line through points.
 
     Args:
-        name: Its name in the legend.
-        x, y: The points.
+        name: The line's name in the legend.
+        x: The x of each point.
+        y: The y of each point.
         colour: A CSS colour.
-        hover: Its hover text, plotly's ``hovertemplate``; None: there is none.
-        dash, shape: plotly's names of line styles, such as "dot" and "hv".
+        hover: The line's hover text, plotly's ``hovertemplate``; None for no hover text.
+        dash: plotly's name of a line style, such as "dot"; "" for a solid line.
         width: The line's width, in pixels.
-        symbol: The symbol at each point; "" for none.
-        size: The size of these symbols: one number for all, or one for each point.
-        more: Further properties of the trace.
+        shape: plotly's name of the way from point to point, such as "hv" for steps; "" for straight lines.
+        symbol: plotly's name of the symbol at each point; "" for none.
+        size: The size of these symbols in pixels: one number for all, or one for each point.
+        more: Further properties of the trace, by plotly's names.
     """
     given = {"dash": dash, "shape": shape}
     look = {"color": colour, "width": width, **{key: value for key, value in given.items() if value}}
@@ -181,14 +201,15 @@ def points(
     """Return a plotly trace of points.
 
     Args:
-        name: Its name in the legend.
-        x, y: The points.
+        name: The trace's name in the legend.
+        x: The x of each point.
+        y: The y of each point.
         colour: A CSS colour.
-        hover: Their hover text, plotly's ``hovertemplate``; None: there is none.
+        hover: The points' hover text, plotly's ``hovertemplate``; None for no hover text.
         symbol: plotly's name of a symbol; "" for a circle.
         size: The size of the symbols, in pixels.
-        edge: The width of their dark edge, in pixels.
-        more: Further properties of the trace.
+        edge: The width of the symbols' dark edge, in pixels.
+        more: Further properties of the trace, by plotly's names.
     """
     shape = {"symbol": symbol} if symbol else {}
     marker = {"color": colour, "size": size, **shape, "line": {"color": INK, "width": edge}}
@@ -199,10 +220,12 @@ def words(x: Iterable, y: Iterable, text: Iterable[str], size: int = 0, position
     """Return a plotly trace of texts at the points (x, y).
 
     Args:
-        x, y: The points.
+        x: The x of each point.
+        y: The y of each point.
         text: The text at each point.
-        size: Size of the letters in pixels; 0: the course's default.
-        position: Where a text stands relative to its point, plotly's ``textposition``; "": centred.
+        size: Size of the letters in pixels; 0 for the course's default.
+        position: Where a text stands relative to its point, plotly's ``textposition``; "" for centred.
+        more: Further properties of the trace, by plotly's names.
     """
     look: dict = {"textfont": {"size": size, "color": INK}} if size else {}
     look |= {"textposition": position} if position else {}

@@ -37,8 +37,8 @@ def operators(names: Sequence[str], shape: ModelShape) -> Drawing:
     backward pass, with arrows to the left.
 
     Args:
-        names: The operators, keys of FORWARD_COLLECTIVE.
-        shape: A layer; the collectives carry its activation [s, b, h] in 16 bits.
+        names: The operators: some of "f", "f̄", "g", "ḡ".
+        shape: A layer's sizes; the collectives carry its activation [s, b, h] in 16 bits.
     """
     size = size_text(activation_bytes(shape, 2))
     drawn: list[Box] = []

@@ -29,6 +29,10 @@ def pipeline_moments(parallel: Parallel, num_microbatches: int) -> range:
     """Return the times from 0 to the end of a training step, which ``pipeline_picture`` takes as ``moment``.
 
     They are whole numbers; their unit is the duration of one chunk's forward pass.
+
+    Args:
+        parallel: p pipeline ranks with m chunks each.
+        num_microbatches: How many microbatches the step has.
     """
     return range(max(span.end for span in _spans(parallel, num_microbatches)) + 1)
 
@@ -43,12 +47,12 @@ def pipeline_picture(
     previous rank.
 
     Args:
-        shape: The whole model.
+        shape: The model's sizes, with all its layers.
         parallel: p pipeline ranks with m chunks each, and how ranks share a layer. The schedule is 1F1B, or
             interleaved if m > 1.
         num_microbatches: How many microbatches the step has.
-        moment: One of ``pipeline_moments``; a backward pass takes twice as long as a forward pass.
-        recompute: Mode of recomputation, as ``layer_rows`` takes it.
+        moment: The time, from ``pipeline_moments``; a backward pass takes twice as long as a forward pass.
+        recompute: What backward recomputes: "none", "selective", "full", or another mode of ``layer_rows``.
 
     Raises:
         ConfigError: p·m does not divide the layers, p is more than MOST_RANKS, or there is no such moment.
@@ -117,9 +121,9 @@ def in_flight_at(spans: Sequence[Span], rank: int, moment: int) -> list[Action]:
     """Return, in order, the forward passes that a rank has started and whose backward pass has not yet ended.
 
     Args:
-        spans: When each action of the schedule runs.
-        rank: The pipeline rank.
-        moment: The time.
+        spans: When each action of the schedule runs, from ``timeline``.
+        rank: The number of the pipeline rank, from 0.
+        moment: The time, in the unit of ``spans``.
     """
     own = [span for span in spans if span.rank == rank]
     freed = {(s.action.chunk, s.action.microbatch) for s in own if s.action.kind == "B" and s.end <= moment}

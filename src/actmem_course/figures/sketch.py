@@ -45,14 +45,15 @@ class Block:
 
     Attributes:
         row: The tensor's name, and its bytes on one rank if nothing is recomputed.
-        whole: Its bytes without any parallelism.
+        whole: The tensor's bytes without any parallelism.
         held: Its bytes on the device while it is there; fewer than the row's if it is compressed.
-        action: What happens to it: one of ``recipes.ACTIONS``, or "not saved" if no gradient needs it.
-        is_present: Whether it is in the device's memory at this moment.
+        action: What happens to the tensor: "keep", "recompute", "compress", "offload", or "not saved" if no gradient
+            needs it.
+        is_present: Whether the tensor is in the device's memory at the moment that the picture shows.
         gathered: Bytes that backward temporarily gathers from the other ranks.
-        by_rank: Its bytes on each rank, if they differ.
-        formula: Its bytes in letters, such as ``2sbh/t``.
-        split: In words, how the ranks share it.
+        by_rank: The tensor's bytes on each rank, if they differ; else empty.
+        formula: The formula of its bytes, such as ``2sbh/t``.
+        split: A text that says how the ranks share the tensor, such as "sharded by heads".
     """
 
     row: Row
@@ -67,21 +68,24 @@ class Block:
 
     @property
     def absence(self) -> str:
-        """The reason why the tensor isn't in the device's memory, such as "recomputed"; "" if it is there."""
+        """A text that says why the tensor isn't in the device's memory, such as "recomputed"; "" if it is there."""
         words = {"recompute": "recomputed", "not saved": "not saved", "offload": "on the host"}
         return "" if self.is_present else words.get(self.action, "not in memory")
 
     @property
     def on_device(self) -> int:
-        """The tensor's bytes in the device's memory at this moment; on the fullest rank, if ranks differ."""
+        """The tensor's bytes in the device's memory at the moment that the picture shows.
+
+        If its bytes differ from rank to rank, these are the most.
+        """
         return max(self.by_rank, default=self.held) if self.is_present else 0
 
     def held_on(self, rank: int) -> int:
-        """Return the tensor's bytes in one rank's memory at this moment."""
+        """Return the tensor's bytes in the memory of rank ``rank`` at the moment that the picture shows."""
         return self.by_rank[rank] if self.by_rank and self.is_present else self.on_device
 
     def size_on(self, rank: int) -> int:
-        """Return the tensor's bytes on one rank, whether or not it is in memory now."""
+        """Return the tensor's bytes on rank ``rank``, whether or not it is in memory at that moment."""
         return self.by_rank[rank] if self.by_rank else self.row.bytes
 
 
@@ -91,11 +95,12 @@ class Transfer:
 
     Attributes:
         collectives: The collectives, all of one kind.
-        after: The term below whose row the arrows are drawn.
-        name: The words beside the arrows.
-        kind: How the arrows are drawn: like this kind of collective; "ring" draws them from rank to rank.
-        gathers_again: Whether it is the all-gather with which backward gathers an input that was saved as a shard.
-        most: Bytes that the busiest rank sends, if ranks differ; else 0.
+        after: The name of the tensor below whose row the arrows are drawn.
+        name: The text beside the arrows, such as "all-gather again".
+        kind: How the arrows are drawn: "all-reduce", "all-gather", "reduce-scatter" or "all-to-all", or "ring" for
+            arrows from rank to rank.
+        gathers_again: Whether these are all-gathers with which backward gathers an input that was saved as a shard.
+        most: Bytes that the busiest rank sends, if ranks send different amounts; else 0.
     """
 
     collectives: Sequence[PredictedCollective]
@@ -107,7 +112,7 @@ class Transfer:
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes that each rank sends; if ranks differ, those of the busiest one."""
+        """Bytes that each rank sends; if ranks send different amounts, those of the busiest rank."""
         return self.most or wire_bytes(self.collectives)
 
 
@@ -117,13 +122,15 @@ class Sketch:
 
     Attributes:
         blocks: The saved tensors, one for each row.
-        of_ranks: How many ranks there are. The picture has at most MOST_RANKS columns, and fewer if all ranks hold the
-            same.
+        of_ranks: How many ranks there are. The picture has at most MOST_RANKS columns; if all ranks hold the same
+            bytes, at most MOST_ALIKE.
         is_backward: Whether arrows of collectives point upwards.
         drawn: The boxes drawn so far.
-        names, sizes: Words to the left of the boxes (names) and to the right of them (bytes), each with its x and y.
-        heads, captions: Words above the columns, and above rows, each with its x and y.
-        later: Words that appear to the right at other moments; they are counted when the margin is chosen.
+        names: Texts to the left of the boxes, the tensors' names, each with its x and y.
+        sizes: Texts to the right of the boxes, the tensors' bytes, each with its x and y.
+        heads: Texts above the columns, the ranks' numbers, each with its x and y.
+        captions: Texts above rows, each with its x and y.
+        later: Texts that appear to the right of the boxes at other moments; the margin must have room for them.
         strokes: Lines and arrows drawn so far, by their width and whether they have arrowheads.
         y: The y at which the next row begins.
     """
@@ -151,7 +158,10 @@ class Sketch:
         self.unit, self.unit_name = axis_unit(sorted(block.row.bytes for block in self.blocks)[len(self.blocks) // 2])
 
     def left_of(self, rank: int) -> float:
-        """Return the x at which a rank's column begins; the column of the host comes after that of the last rank."""
+        """Return the x at which the column of rank ``rank`` begins.
+
+        The column of the host's memory comes after that of the last rank: its number is that of the ranks.
+        """
         return rank * (self.column + self.gap)
 
     @property
@@ -169,10 +179,10 @@ class Sketch:
         """Draw all rows, each with its caption above it and its collectives below it.
 
         Args:
-            moves: The collectives.
-            captions: Words above a row, by the row's term.
-            framed: The term whose box gets a thick frame; "" for none.
-            marks_again: Whether recomputed tensors that are in memory get a frame.
+            moves: The collectives to draw.
+            captions: Text above a row, by the name of the row's tensor.
+            framed: The name of the tensor whose boxes get a thick frame; "" for none.
+            marks_again: Whether recomputed tensors that are in memory get a thick frame, too.
         """
         self._heads()
         for block in self.blocks:
@@ -277,7 +287,12 @@ class Sketch:
         self.strokes.setdefault((width, has_head), []).append((x, y))
 
     def drawing(self, title: str, alt: str) -> Drawing:
-        """Return the finished picture, with its title and alt text, and margins wide enough for all words."""
+        """Return the finished picture, with margins wide enough for all texts.
+
+        Args:
+            title: The finding.
+            alt: The alt text: the finding with its numbers.
+        """
         names = {**labels(self.names, _WORDS, "middle left"), "meta": "names"}
         words = [names, labels(self.sizes, _WORDS, "middle right")]
         words += [labels(self.captions, 12, "middle right")] if self.captions else []
@@ -294,7 +309,11 @@ class Sketch:
         )  # fmt: skip
 
     def told(self, moves: Iterable[Transfer] = ()) -> str:
-        """Return the picture's content in words, for its alt text."""
+        """Return a text with the picture's content, for its alt text.
+
+        Args:
+            moves: The collectives that are drawn.
+        """
         said = []
         for block in self.blocks:
             size = f"{'at most ' if block.by_rank else ''}{block.on_device or block.row.bytes:,} bytes"
@@ -303,7 +322,7 @@ class Sketch:
         return "; ".join([f"each rank holds {self.total():,} bytes", *said, *sent])
 
     def total(self) -> int:
-        """Return the bytes in one rank's memory; if ranks differ, in that of the fullest one."""
+        """Return the bytes of all tensors in one rank's memory; if ranks differ, in that of the fullest rank."""
         return max(sum(block.held_on(rank) for block in self.blocks) for rank in range(self.ranks))
 
 
@@ -318,7 +337,7 @@ def arrows(width: float, has_head: bool, strokes: Sequence[Stroke]) -> list[dict
     Args:
         width: The lines' width, in pixels.
         has_head: Whether each line ends in an arrowhead.
-        strokes: The x values and the y values of each line.
+        strokes: For each line the x values and the y values of its points.
 
     Returns: a list with the trace; empty if there are no lines.
     """

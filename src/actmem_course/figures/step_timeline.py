@@ -34,7 +34,7 @@ def step_timeline(
 
     Args:
         bill: The record of the step that ``watch_step`` made: every tensor, when it was alive, and its bytes.
-        of: What the step trains, in words for the title.
+        of: A text for the title that says what the step trains, such as "one layer's step".
         parts: The areas from the bottom, by name, each with its fill; by default one for each kind of tensor.
         part_of: Returns the name of the area to which a tensor belongs, or ``"everything else"``.
     """

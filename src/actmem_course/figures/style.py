@@ -19,7 +19,13 @@ INK, CARD, WARNING = "#222222", "#FFFFFF", "#A4262C"
 
 @dataclass(frozen=True)
 class Fill:
-    """How an area is filled: its colour, the pattern on it ("" for none), the colour of text on it."""
+    """How an area is filled.
+
+    Attributes:
+        colour: The area's colour, such as "#0072B2".
+        pattern: plotly's name of the pattern on it, such as "/"; "" for none.
+        text: The colour of text on it.
+    """
 
     colour: str
     pattern: str
@@ -32,12 +38,12 @@ class Fill:
         return "#" + "".join(f"{part:02X}" for part in parts)
 
     def texture(self) -> dict:
-        """Return the pattern as a plotly property; an empty dict if there is none."""
+        """Return the pattern as a dict of plotly's properties of patterns; an empty dict if there is no pattern."""
         look = {"shape": self.pattern, "fgcolor": INK, "fgopacity": 0.3, "size": 9, "solidity": 0.15}
         return look if self.pattern else {}
 
     def marker(self) -> dict:
-        """Return colour, dark outline and pattern as a plotly ``marker``."""
+        """Return colour, dark outline and pattern as plotly's property ``marker`` of bars."""
         pattern = {"pattern": {"fillmode": "overlay", **self.texture()}} if self.pattern else {}
         return {"color": self.colour, "line": {"color": INK, "width": 1}, **pattern}
 

@@ -23,9 +23,9 @@ class Term:
     """One line of terms.tsv: a saved tensor of the paper's layer or of today's.
 
     Attributes:
-        kind: One of KINDS.
+        kind: The kind of tensor, one of KINDS, such as "dropout mask"; it decides the colour.
         shared_by: The dimension that tensor parallelism shards: "heads", "width" (the MLP's) or "experts"; "" for none.
-        why: In one line, what backward computes from it.
+        why: A line of text: what backward computes from the tensor.
     """
 
     kind: str
@@ -40,8 +40,8 @@ def term_of(row: Row) -> Term:
     """Return what terms.tsv says about a saved tensor: its kind, how it is sharded, and why backward needs it.
 
     Args:
-        row: The saved tensor. If the paper leaves it out, it isn't in terms.tsv: a ``Term`` of kind "extra" is made,
-            whose ``why`` is the row's reason why the paper leaves it out.
+        row: The saved tensor. For a tensor that isn't in terms.tsv, because the paper leaves it out, a ``Term`` of kind
+            "extra" is returned, whose ``why`` is the row's reason why the paper leaves it out.
     """
     return TERMS.get(row.term) or Term("extra", why=row.extra)
 
@@ -73,12 +73,12 @@ def _widths(shape: LlamaShape) -> dict[str, tuple[str, int]]:
 
 
 def llama_formula(row: Row, shape: LlamaShape, ranks: str) -> str:
-    """Write a row's bytes as a formula in the letters of today's layers, such as ``2sbkd/t``.
+    """Return the formula of a row's bytes in the letters of today's layers, as a text such as ``2sbkd/t``.
 
     Args:
-        row: The row.
-        shape: The layer, with the unsharded sequence.
-        ranks: The letter by which a sharded row is divided: "t", "c" or "k".
+        row: A saved tensor with its bytes.
+        shape: The layer's sizes, with the unsharded sequence.
+        ranks: The letter by which a sharded tensor is divided: "t", "c" or "k".
 
     Returns: the formula; "" for small tensors, such as statistics, that have no such formula.
     """
@@ -94,9 +94,15 @@ def llama_formula(row: Row, shape: LlamaShape, ranks: str) -> str:
 
 
 def formula_of(row: Row, shape: ModelShape) -> str:
-    """Write a row's bytes as a formula in the paper's letters, such as ``2sbh`` or ``5as²b/t``.
+    """Return the formula of a row's bytes in the paper's letters, as a text such as ``2sbh`` or ``2as²b/t``.
 
-    It is computed from the row's bytes; it is "" for rows that the paper leaves out.
+    It is found from the row's bytes and the layer's sizes.
+
+    Args:
+        row: A saved tensor with its bytes.
+        shape: The layer's sizes.
+
+    Returns: the formula; "" for tensors that the paper leaves out, and for bytes that have no such formula.
     """
     if row.term not in LAYER_TERMS:
         return ""

@@ -19,8 +19,9 @@ def text_table(
     Args:
         header: The columns' names.
         lines: The cells of each line, text or numbers.
-        right: One character for each column: ``r`` aligns the column to the right, anything else to the left.
-        last_is_sum: Whether to draw a rule above the last line.
+        right: One character for each column: ``r`` aligns the column to the right, any other character to the left.
+            Columns without a character are aligned to the left.
+        last_is_sum: Whether the last line is a sum, with a rule above it.
     """
     body = [[f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in line] for line in lines]
     widths = [max(map(len, column)) for column in zip(header, *body)]
@@ -40,7 +41,11 @@ def text_table(
 
 
 def extras_text(rows: Iterable[Row]) -> str:
-    """Return a table of the rows that the paper leaves out, each with its reason."""
+    """Return a table, as text, of the tensors that the paper leaves out, each with the reason.
+
+    Args:
+        rows: Any rows; rows of tensors that the paper counts are skipped.
+    """
     return text_table(
         ("extra", "bytes", "why the paper leaves it out"),
         [(row.term, row.bytes, row.extra) for row in rows if row.extra],
@@ -49,10 +54,10 @@ def extras_text(rows: Iterable[Row]) -> str:
 
 
 def saved_text(saved: Iterable) -> str:
-    """Return a table of saved tensors, a line for each, and the sum of their bytes.
+    """Return a table, as text, of saved tensors, a line for each, and the sum of their bytes.
 
     Args:
-        saved: SavedTensors, as ``Ledger.saved`` lists them.
+        saved: The ``SavedTensor`` objects in ``Ledger.saved``.
     """
     saved = list(saved)
     if not saved:
@@ -75,10 +80,12 @@ def saved_text(saved: Iterable) -> str:
 
 
 def overhead_text(over: Mapping[str, Any] | None) -> str:
-    """Write how much longer something takes: ``+4.1% ±0.3``; or ``within ±0.5%`` if the difference could be noise.
+    """Return a text that says how much longer one candidate takes than another: ``+4.1% ±0.3``.
 
     Args:
-        over: What ``lab_tools.timing.Timings.over`` returned; None gives a dash.
+        over: The dict that ``lab_tools.timing.Timings.over`` returns.
+
+    Returns: the text; ``within ±0.5%`` if the difference could be noise; a dash if ``over`` is None.
     """
     if over is None:
         return "–"
@@ -92,14 +99,14 @@ def _percent(share: float) -> str:
 
 
 def speed_facts(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Write the measured times of each variant, such as "selective", in words.
+    """Return a text with the measured times of each variant of the layer, such as "selective".
 
     The times for forward, backward and both are three medians, so the first two don't add up to the third.
 
     Args:
         rows: What labs/measure_speed.py writes to --json, a row for each variant.
 
-    Returns: milliseconds and overhead in words, by the variant's name.
+    Returns: by the variant's name, a text such as ``forward 1.23, backward 2.34, both 3.56 ms, overhead +4.1% ±0.3``.
     """
     facts = {}
     for row in rows:

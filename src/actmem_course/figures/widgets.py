@@ -10,12 +10,13 @@ from actmem_course.figures.live import Carried, mime_bundle, script
 
 
 class Progress(Carried):
-    """Shows a line and the elapsed seconds while its ``with`` block runs.
+    """Shows a line of text and the elapsed seconds while its ``with`` block runs.
 
     ``with Progress("labs/measure_table2.py, two processes"): …``.  Screen readers read the line out.
 
     Args:
-        what: The line. It is stored with the notebook; the seconds aren't, because they differ from run to run.
+        what: The text: what runs. It is stored with the notebook; the seconds aren't, because they differ from run to
+            run.
     """
 
     _esm = script("carried.js", "progress.js")
@@ -55,9 +56,12 @@ class Progress(Carried):
 
 
 class Varies:
-    """A small table of names and values that differ from machine to machine.
+    """Displays a small table of names with values that differ from machine to machine.
 
     Its text form has no values, so that a stored notebook is the same everywhere.
+
+    Args:
+        facts: The values by name, such as {"device": "H200"}.
     """
 
     def __init__(self, facts: dict[str, object]):

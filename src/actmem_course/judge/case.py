@@ -47,16 +47,17 @@ class CaseRun:
     The case calls functions of the judged file (``run["f"]`` is its function f) and records what it observes.
     Observations of the learner's file are compared later with those of our solution.
 
-    Random tensors depend only on the group and on how many were drawn before.  So each rank can compute the tensors of
-    the other ranks, and expected values need no collective.
+    Random tensors depend only on the group and on how many tensors were drawn before.  So each rank can compute the
+    tensors of the other ranks, and expected values need no collective.
 
     Args:
-        functions: the names that the judged file defines.
-        side: the rank: a ``VirtualRank`` or a ``RealRank``.
-        subgroup: the name of the group that the functions are given; "" for the group of all ranks.
+        functions: the names that the judged file defines, with their values.
+        side: the rank on which the case runs: a ``VirtualRank`` or a ``RealRank``.
+        subgroup: the name of the group that the functions are given, from ``name_of_subgroup``; "" for the group of all
+            ranks.
         device: where tensors are made, "cpu" or "cuda".
         reference: the observations of another run on this rank, by name.  This run stops (raises Unlike) as soon as one
-            of its observations differs.
+            of its own observations differs from the observation of that name in ``reference``.
 
     Attributes:
         rank: this rank's number in ``group``.
@@ -98,9 +99,10 @@ class CaseRun:
         self.t, self.rank = len(self.members), dist.get_rank(self.group)
 
     def __getitem__(self, name: str) -> Callable:
-        """Return a function of the file that is judged, by its name.  Raises Wrong if the file has none of that name.
+        """Return a function of the judged file, by its name.  Raises Wrong if the file has no function of that name.
 
-        A call of it is counted, and with ``unwritten`` its tensors are watched.
+        The returned function counts its calls; in a context of ``unwritten`` it also watches the tensors that it is
+        given.
         """
         function = self.functions.get(name)
         if not callable(function):
@@ -142,12 +144,15 @@ class CaseRun:
     def watching(self) -> AbstractContextManager[Watch]:
         """Make a context that records the collectives that run in it.  At its end all ranks wait for each other.
 
-        Yields: an object whose ``collectives`` is their list.
+        Yields: a ``Watch``, whose ``collectives`` lists what ran.
         """
         return self.side.watching(self.members if self.group_name else None)
 
     def gather(self, value: object) -> list:
-        """Collect a Python value from every rank of the group; every rank must call it.
+        """Collect a Python value from every rank of the group; every rank must call this method.
+
+        Args:
+            value: this rank's value.
 
         Returns: the values, in the order of the group's ranks.
 
@@ -163,21 +168,29 @@ class CaseRun:
         return torch.randn(sizes, dtype=torch.float64, generator=generator).to(self.device)
 
     def same(self, *sizes: int) -> Tensor:
-        """Draw a tensor of these sizes that is the same on every rank."""
+        """Draw a random float64 tensor of these sizes that is the same on every rank of the group."""
         self._draws += 1
         return self._random(*sizes, seed=self._draws)
 
     def each(self, *sizes: int) -> Tensor:
-        """Draw a tensor of these sizes that is different on every rank."""
+        """Draw a random float64 tensor of these sizes that is different on every rank of the group."""
         self._draws += 1
         return self._random(*sizes, seed=self._draws + 1000 * (self.rank + 1))
 
     def shard(self, *sizes: int, dim: int = 0) -> Tensor:
-        """Draw a tensor of these sizes that is the same on every rank, and return this rank's shard along ``dim``."""
+        """Draw a random tensor that is the same on every rank, and return this rank's shard of it.
+
+        Args:
+            sizes: the sizes of the unsharded tensor.
+            dim: the dimension along which the ranks of the group share the tensor.
+        """
         return self.same(*sizes).chunk(self.t, dim)[self.rank].contiguous()
 
     def see(self, seen: Observation) -> None:
         """Record an observation: a value that the case measured, to be compared with our solution's later.
+
+        Args:
+            seen: the observation; another one with the same name replaces it.
 
         Raises: Unlike if this run has a ``reference`` whose observation of the same name has another value or is
             missing.  For costs (bytes, collectives), where less is right too, it never raises.
@@ -190,10 +203,10 @@ class CaseRun:
         """Record a value that is right only if it equals our solution's.
 
         Args:
-            name: what it is, in the words of a message.
-            value: the value.
-            repair: if it is wrong, what the learner should do.
-            cause: if it is wrong, what may be the cause in the code.
+            name: the value's name, with which a message to the learner begins: "the output's dtype".
+            value: a number, a text, a tuple or anything else that == compares.
+            repair: if the value is wrong, what the learner should do.
+            cause: if the value is wrong, what may be the cause in the code.
         """
         self.see(ValueSeen(name, value, repair, cause))
 
@@ -201,11 +214,12 @@ class CaseRun:
         """Record a number that is right if it is no larger than our solution's, such as bytes.
 
         Args:
-            words: the message if it is larger; "{found}" is the learner's number, "{enough}" our solution's.
-            value: the number.
-            repair: if it is larger, what the learner should do.
-            cause: if it is larger, what may be the cause in the code.
-            name: the observation's name; by default ``words``.  Give one if the words differ from run to run.
+            words: the message if the learner's number is larger; "{found}" stands for this number, "{enough}" for our
+                solution's.
+            value: the number, such as bytes.
+            repair: if the number is larger, what the learner should do.
+            cause: if the number is larger, what may be the cause in the code.
+            name: the observation's name; by default ``words``.  Give a name if the words differ from run to run.
         """
         self.see(Cost(name or words, value, repair, cause, words=words))
 
@@ -215,11 +229,12 @@ class CaseRun:
         """Record a tensor, to be compared with our solution's.
 
         Args:
-            name: what it is, in the words of a message.
+            name: the tensor's name, with which a message to the learner begins: "the gradient of x".
             found: the tensor that the function returned or left behind, such as a .grad.
-            advice: what to tell the learner if it is wrong: a text says what to do; a ``Fault`` also has a cause.
-            kind: ``TensorSeen`` or a subclass, which decides how close to our solution's tensor it must be.
-            more: further fields of that class, by name.
+            advice: what to tell the learner if the tensor is wrong: a text says what to do; a ``Fault`` also has a
+                cause.
+            kind: ``TensorSeen`` or a subclass, which decides how close to our solution's tensor this one must be.
+            more: further fields of ``kind``, such as ``gradient_of``, by name.
 
         Raises: Wrong if ``found`` is no tensor.
         """
@@ -230,9 +245,9 @@ class CaseRun:
         """Record a whole number that a function returned.
 
         Args:
-            case: the arguments that the function was given, in words.
-            found: what it returned.
-            meaning: how the number is computed, in words, such as "34 · s · b · h"; "" if that isn't known.
+            case: a text with the arguments that the function was given: "s=16 b=2 h=32 f=96".
+            found: what the function returned.
+            meaning: the formula that gives the number, as a text, such as "34 · s · b · h"; "" if that isn't known.
 
         Raises: Wrong if ``found`` is no whole number.
         """
@@ -258,18 +273,19 @@ class CaseRun:
 
         Args:
             function: the function under test.
-            tensors: its inputs by name.
-            rest: further arguments.
+            tensors: the function's first arguments, tensors by name; copies of them are passed.
+            rest: the arguments that follow.
             upstream: the gradient of the result, with which backward starts; random if it is left out.
-            kind: the class of observation for result and gradients, which decides how close to our solution's they are
-                to be.
-            prefix: words that describe the arguments; they are put before every observation's name.
+            kind: the class of observation for result and gradients, which decides how close to our solution's they must
+                be.
+            prefix: a text that describes the arguments, such as "for a bfloat16 x, "; every observation's name begins
+                with it.
             advice: what to tell the learner if the result (key "") or an input's gradient (key: its name) is wrong.
             summed: names of inputs whose gradients must be right only in their sum over the ranks.
             operator: whether the function is a single collective.  A wrong result is then explained by how it can be
                 made from the ranks' inputs.
-            sends: how many bytes each pass may send, in any collectives; None if it must run the same collectives as
-                our solution.
+            sends: how many bytes each pass may send, in any collectives; None if each pass must run the same
+                collectives as our solution.
             allowed_extra: collectives that backward may run in addition to those of our solution.
             fault_if_reached_twice: the fault to report if backward reaches an input more than once; by default, that
                 recomputation started from inputs that were not detached.
@@ -331,8 +347,8 @@ class CaseRun:
         It runs forward and backward twice, the second time with tensors that aren't contiguous.
 
         Args:
-            name: the operator, a function of the judged file.
-            x: its input, with at least three dimensions.
+            name: the operator's name in the judged file, such as "f_bar".
+            x: the operator's input, with at least three dimensions.
             advice: what to tell the learner if the result (key "") or the gradient (key "x") is wrong.
             upstream: the gradient of the result, with which backward starts; random if it is left out.
         """
@@ -356,10 +372,10 @@ class CaseRun:
 
         Args:
             function: the function under test.
-            tensors: its inputs by name, as leaves of the graph.
+            tensors: the function's arguments, tensors by name; copies of them are passed, as leaves of the graph.
             upstream: the gradient of the result, with which backward starts; random if it is left out.
             kind: the class of observation for the gradients, which decides how close to our solution's they must be.
-            others: further tensors that exist before and don't count.
+            others: further tensors that the function uses; like the arguments, they don't count as allocated.
 
         Returns: for "forward" and for "backward" a ``Largest``: the largest tensor that the pass allocated, and the
             most bytes alive at once.
@@ -376,14 +392,14 @@ class CaseRun:
         return {"forward": forward, "backward": backward}
 
     def see_peak(self, when: str, made: Largest, enough: int, repair: str, cause: str = "") -> None:
-        """Record the peak of the bytes that a pass allocated, as a cost: fewer than ``enough`` are right too.
+        """Record the peak of the bytes that a pass allocated, as a cost: a peak below ``enough`` is right too.
 
         Args:
             when: "forward" or "backward".
             made: what ``makes`` measured in this pass.
-            enough: the most bytes that are right.
-            repair: if there are more, what the learner should do.
-            cause: if there are more, what may be the cause in the code.
+            enough: the largest peak that is right, in bytes.
+            repair: if the peak is larger, what the learner should do.
+            cause: if the peak is larger, what may be the cause in the code.
         """
         words = f"in {when} {{found:,}} B live at once, where {{enough:,}} are enough. Most of it: {made.most()}"
         self.see_cost(words, max(enough, made.peak), repair, cause, f"the peak of {when}")
@@ -406,13 +422,13 @@ class CaseRun:
 
         Args:
             function: the function under test.
-            x: its input.
-            weights: its weights.
-            what: the tensors that our solution saves, in words.
-            repair: if it saves more than that, what the learner should do.
+            x: the function's input.
+            weights: the function's weights.
+            what: the tensors that our solution saves, for the message: "x and 1/rms".
+            repair: if the function saves more than these, what the learner should do.
             spare: how many bytes more than our solution's are allowed.
-            others: further tensors that don't count.
-            itself: whether it is wrong to save a copy of x and not x.
+            others: further tensors that the function uses and that don't count.
+            itself: whether it is wrong to save a copy of x instead of x.
         """
         if not self.group_name:
             saved = saved_bytes(function, x, weights, others, self.watching(), self.functions.get("__file__", ""))
@@ -424,7 +440,13 @@ def name_of_subgroup(world: int) -> str:
     """Return the name of the subgroup on which exercises are judged in addition to the group of all ranks.
 
     Code that ignores its ``group`` argument is wrong there.  If the number of ranks is even and above 2, each subgroup
-    has half of them (of 4 ranks: 0 and 2, or 1 and 3); else it has all ranks.  Its ranks are in reverse order.
+    has half of the ranks (of 4 ranks: 0 and 2, or 1 and 3); else the subgroup has all ranks.  The ranks are in reverse
+    order.
+
+    Args:
+        world: how many ranks there are.
+
+    Returns: a text for messages: "2 of 4 ranks", or "the ranks in another order".
     """
     return f"2 of {world} ranks" if world % 2 == 0 and world > 2 else "the ranks in another order"
 
@@ -493,9 +515,9 @@ def check_graph(result: Tensor, forward: Watch, prefix: str = "") -> None:
     """Raise Wrong if a result has no autograd graph, or if forward ran a collective that autograd can't see.
 
     Args:
-        result: what the function returned.
-        forward: the collectives that it ran.
-        prefix: words that describe the arguments, for the message.
+        result: the tensor that the function under test returned.
+        forward: the collectives that ran meanwhile.
+        prefix: a text that describes the arguments, such as "for a bfloat16 x, "; the message begins with it.
     """
     if not result.requires_grad:
         symptom = f"{prefix}the result is right, but it has no graph, so nothing before it gets a gradient"
@@ -513,7 +535,11 @@ def check_graph(result: Tensor, forward: Watch, prefix: str = "") -> None:
 
 
 def check_waited(*seen: Watch) -> None:
-    """Raise Wrong if one of these passes started a collective with async_op=True and never waited for its handle."""
+    """Raise Wrong if a pass started a collective with async_op=True and never waited for its handle.
+
+    Args:
+        seen: for each pass, the collectives that ran in it.
+    """
     for watch in seen:
         if watch.unwaited:
             raise Wrong(
@@ -524,10 +550,10 @@ def check_waited(*seen: Watch) -> None:
 
 
 def gives_no_gradient(backward: Watch) -> str:
-    """Return the likely reason, in words, why an input's gradient is None after a backward pass.
+    """Return a text with the likely reason why an input's gradient is None after a backward pass.
 
     Args:
-        backward: the collectives that the pass ran.
+        backward: the collectives that ran in the pass.
     """
     why = "backward returns None for it, or it is detached on the way, by .detach() or by nn.Parameter(…)"
     if not backward.collectives:

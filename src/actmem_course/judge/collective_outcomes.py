@@ -20,9 +20,9 @@ class Made:
     """One way in which a rank can combine the tensors of all ranks, such as their sum.
 
     Attributes:
-        words: its name in a sentence that begins with "the result is": "the sum over the ranks".
+        words: the combination's name, which can follow "the result is": "the sum over the ranks".
         make: takes the ranks' tensors and this rank's number; returns the combination.
-        names_ranks: whether the words name ranks.
+        names_ranks: whether ``words`` names ranks, as "rank 0's part" does.
         unlikely: whether to prefer any other way that gives the same tensor.
     """
 
@@ -65,10 +65,12 @@ _REDUCED = (
 
 
 def everything_made(parts: Parts) -> Iterator[Made]:
-    """Yield the ways in which a learner's code may have combined the ranks' tensors: reduce, concatenate, shard, both.
+    """Yield the ways in which a learner's code may have combined the ranks' tensors.
+
+    It may have reduced or concatenated them, and may have taken a shard of them or of the result.
 
     Args:
-        parts: the tensors of all ranks.
+        parts: the tensors of all ranks, in rank order.
     """
     yield from _REDUCED
     yield from (_joined(), _share_of(SUM), _share_of(OWN_PART))
@@ -107,11 +109,11 @@ def made_of(found: Tensor, parts: Parts, rank: int) -> list[tuple[str, Made]]:
 
     Args:
         found: the learner's tensor.
-        parts: the tensors of all ranks.
+        parts: the tensors of all ranks, in rank order.
         rank: the number of the rank that has ``found``.
 
-    Returns: pairs, the likelier first: the combination in words, with its factor ("twice the sum over the ranks"); and
-        the combination.
+    Returns: pairs, the likelier first, each of a text that names the combination with its factor ("twice the sum over
+        the ranks"), and the combination.
     """
     same, scaled = dict[str, Made](), dict[str, Made]()
     if len(parts) == 1 or found.numel() < 2 or not found.isfinite().all():
@@ -131,14 +133,15 @@ def explain_parts(found: Tensor, parts: Parts, rank: int, right: Made, advice: F
 
     Args:
         found: the learner's tensor.
-        parts: the tensors of all ranks.
+        parts: the tensors of all ranks, in rank order.
         rank: the number of the rank that has ``found``.
-        right: the combination that it should be.
+        right: the combination that the tensor should be.
         advice: a fault with the cause and the repair to report.
-        ran: the collective that the pass ran, in words, if its result is what the pass should return; else "".
+        ran: the name of the collective that the pass ran ("the all-reduce"), if the pass should return its result;
+            else "".
 
-    Returns: a fault for each combination that it may be, the likelier first.  The symptom continues a sentence that
-        begins with the tensor's name: "is twice …".
+    Returns: a fault for each combination that equals the tensor up to a factor, the likelier first.  The symptom
+        continues a sentence that begins with the tensor's name: "is twice …".
     """
     should = f"it should be {right.words}"
     cause = f"{should}. {advice.cause[0].upper()}{advice.cause[1:]}" if advice.cause else should
@@ -155,15 +158,16 @@ def collectives_fault(
 ) -> Fault | None:
     """Compare the collectives of a pass with those of our solution.
 
-    Their order doesn't matter.  A reduce-scatter and an all-gather of the same tensor count as one all-reduce.
+    The order of the collectives doesn't matter.  A reduce-scatter and an all-gather of the same tensor count as one
+    all-reduce.
 
     Args:
-        when: the pass, in the words of a message; they end with "forward" or "backward".
-        found: the collectives that ran.
-        wanted: the collectives of our solution.
-        allowed_extra: collectives that may run in addition.
+        when: the name of the pass, for the message: a text that ends with "forward" or "backward".
+        found: the collectives that ran in the learner's pass.
+        wanted: the collectives that ran in our solution's pass.
+        allowed_extra: collectives that may run in addition to ``wanted``.
 
-    Returns: what is wrong, or None if nothing is.
+    Returns: a fault that says which collectives ran and which are enough; None if ``found`` is right.
     """
     if any(c.kind == "reduce-scatter" for c in wanted):
         # An all-to-all sends each share to its rank, which adds the shares up itself: as many bytes.
@@ -195,7 +199,7 @@ def _as_all_reduces(collectives: Sequence[Collective]) -> list[Collective]:
 
 
 def text_of(collectives: Sequence[Collective]) -> str:
-    """Say in words how many collectives of each kind there are: "1 all-gather, 2 all-reduces"."""
+    """Return a text with the number of collectives of each kind: "1 all-gather, 2 all-reduces"."""
     kinds = sorted(c.kind for c in collectives)
     counts = {kind: kinds.count(kind) for kind in kinds}
     parts = [f"{n} {kind}" if n == 1 else f"{n} {kind}s" for kind, n in counts.items()]
@@ -203,7 +207,10 @@ def text_of(collectives: Sequence[Collective]) -> str:
 
 
 def result_of(seen: Watch) -> str:
-    """Name the collective whose result a pass probably returns: "the all-reduce".
+    """Return the name of the collective whose result a pass probably returns: "the all-reduce".
+
+    Args:
+        seen: the collectives that ran in the pass.
 
     Returns: the name; "" if the pass ran none of all-reduce, all-gather and reduce-scatter, or several of them.
     """
@@ -217,7 +224,7 @@ def assigned(seen: Watch) -> str:
     The learner has probably written ``x = dist.all_reduce(x)``, but torch's collectives return None.
 
     Args:
-        seen: the collectives that the pass ran; the hint names the last one.
+        seen: the collectives that ran in the pass; the hint names the last of them.
 
     Returns: a question and its reason: "was the result of dist.all_reduce assigned? …".
     """

@@ -35,9 +35,10 @@ def main(functions: dict) -> int:
     """Run the command line of a lab's file.
 
     Args:
-        functions: the file's ``globals()``.
+        functions: the ``globals()`` of the lab's file.
 
-    Returns: the exit code: 0 if all exercises have passed, else 1.  Wrong use ends the process with 2.
+    Returns: the exit code: 0 if all judged exercises have passed, or after a hint; else 1.  Wrong use of the command
+        line ends the process with 2.
     """
     script = Path(functions.get("__file__") or "a lab")
     doc = functions.get("__doc__") or ""

@@ -26,7 +26,7 @@ def close(found: Tensor, expected: Tensor, tolerance: float = ROUNDING) -> bool:
 
     Args:
         found: the learner's tensor, of any shape and dtype.
-        expected: what it should be.
+        expected: the right tensor.
         tolerance: the largest allowed difference of two values, relative to the largest expected value or to 1,
             whichever is larger.
     """
@@ -37,7 +37,7 @@ def close(found: Tensor, expected: Tensor, tolerance: float = ROUNDING) -> bool:
 
 
 def summed(tensors: Iterable[Tensor]) -> Tensor:
-    """Return the elementwise sum of the ranks' tensors."""
+    """Return the elementwise sum of tensors of one shape, such as those of all ranks."""
     return reduce(torch.add, tensors)
 
 
@@ -56,10 +56,10 @@ def check_plain_tensor(what: str, found: Any) -> Tensor:
     """Check that a learner's function returned a plain tensor, and return it detached.
 
     Args:
-        what: its name, for the error's message.
+        what: the tensor's name, with which the error's message begins: "the result".
         found: what the function returned.
 
-    Raises: Wrong if that is None, a DTensor or anything else but a plain tensor.
+    Raises: Wrong if ``found`` is None, a DTensor or anything else but a plain tensor.
     """
     if found is None:
         raise Wrong(f"{what} is None", "is a return missing?")
@@ -78,10 +78,10 @@ def check_tensors(found: Any, names: str, count: int = 2) -> Sequence[Tensor]:
 
     Args:
         found: what the function returned.
-        names: the tensors' names, in words.
-        count: how many tensors it should have returned.
+        names: the tensors' names, for the error's message: "this rank's qkv_weight and projection_weight".
+        count: how many tensors the function should have returned.
 
-    Raises: Wrong unless that is a tuple or a list of ``count`` tensors.
+    Raises: Wrong unless ``found`` is a tuple or a list of ``count`` tensors.
     """
     if isinstance(found, (tuple, list)) and [isinstance(part, Tensor) for part in found] == [True] * count:
         return found
@@ -92,7 +92,7 @@ def another_kind(expected: str, found: object) -> Wrong:
     """Make the Wrong exception for a result of the wrong type, for the caller to raise.
 
     Args:
-        expected: the right type, in words: "a list".
+        expected: the right type, for the message: "a list".
         found: what the learner's function returned.
     """
     advice = "is a return missing?" if found is None else ""
@@ -105,10 +105,10 @@ def check_whole_number(what: str, value: Any) -> int:
     """Check that a learner's function returned a whole number, of Python, numpy or torch, and return it as an int.
 
     Args:
-        what: its name, for the error's message.
+        what: the number's name, with which the error's message begins: "the result".
         value: what the function returned.
 
-    Raises: Wrong unless that is a whole number, and not absurdly large.
+    Raises: Wrong unless ``value`` is a whole number of at most 128 bits.
     """
     if value is None:
         raise Wrong(f"{what} is None", "is a return missing?")
@@ -126,15 +126,15 @@ def check_whole_number(what: str, value: Any) -> int:
 
 
 def difference(found: Tensor, expected: Tensor, t: int = 1, sizes: Collection[int] = ()) -> Fault:
-    """Describe how a tensor differs from what it should be.
+    """Return a fault that says how a learner's tensor differs from the right tensor.
 
     Args:
-        found: a tensor that isn't close to ``expected``.
-        expected: what it should be.
+        found: the learner's tensor, which isn't close to ``expected``.
+        expected: the right tensor.
         t: how many ranks there are: a wrong factor may be a power of t.
-        sizes: numbers of elements: a wrong factor may be 1/n, if a mean over n elements was taken by mistake.
+        sizes: numbers of elements: for a number n in it a wrong factor of 1/n is explained as a mean over n elements.
 
-    Returns: a fault.  Its symptom continues a sentence that begins with the tensor's name: "has shape …", "is twice
+    Returns: the fault.  Its symptom continues a sentence that begins with the tensor's name: "has shape …", "is twice
         what …".
     """
     if found.shape != expected.shape:
@@ -166,12 +166,22 @@ def difference(found: Tensor, expected: Tensor, t: int = 1, sizes: Collection[in
 
 
 def is_mean(ratio: float, sizes: Collection[int]) -> bool:
-    """Return whether ``ratio`` is 1/n for one of the numbers n in ``sizes``, as after a mean over n elements."""
+    """Return whether a wrong factor may come from a mean over n elements where a sum belongs.
+
+    Args:
+        ratio: the factor by which a tensor differs from the right tensor.
+        sizes: the numbers n for which the factor may be 1/n.
+    """
     return any(math.isclose(ratio * n, 1) for n in sizes if n > 1)
 
 
 def factor(found: Tensor, expected: Tensor) -> float | None:
-    """Return the number c for which found = c · expected; None if there is no such number."""
+    """Return the number c for which found = c · expected, up to rounding; None if there is no such number.
+
+    Args:
+        found: the learner's tensor.
+        expected: the right tensor.
+    """
     norm = (expected * expected).sum().item()
     if not norm or found.shape != expected.shape:
         return None
@@ -180,11 +190,11 @@ def factor(found: Tensor, expected: Tensor) -> float | None:
 
 
 def times(ratio: float, t: int = 1) -> str:
-    """Write a factor in words, to be followed by "what it should be": "twice", "1/3 of", "1/t (here 1/4) of".
+    """Return the text for a factor: "twice", "1/3 of", "1/t (here 1/4) of".  "what it should be" can follow it.
 
     Args:
-        ratio: the factor.
-        t: how many ranks there are; if more than one, a power of t is written with the letter t.
+        ratio: the factor, such as 2.0.
+        t: how many ranks there are; if more than one, the factors t, 1/t and t² are written with the letter t.
     """
     named = {-1.0: "the negative of", 0.5: "half", 2.0: "twice"}
     if t > 1:

@@ -35,11 +35,12 @@ class Exercise:
     Attributes:
         number: its number, such as "2.1".
         function: the function's name.
-        section: the heading of the chapter's section that explains it.
-        case: the name of its case in the lab's file of cases; "" if that is the function's name.
-        seconds: a rank that works on it for longer counts as stuck.
-        takes_group: whether the function takes a process group.  It is then judged on several groups.
-        chapter: the notebook that has the section; "" if it is the lab's chapter.
+        section: the heading of the notebook's section that explains the exercise.
+        case: the name of the exercise's case (the function that tests an answer) in the lab's file in ``cases``; "" if
+            the case has the name of ``function``.
+        seconds: if a rank works on the exercise for longer, it counts as stuck.
+        takes_group: whether the function takes a process group.  The exercise is then judged on several groups.
+        chapter: the notebook that has the section, without ``.ipynb``; "" if it is the lab's chapter.
     """
 
     number: str
@@ -56,12 +57,12 @@ class Lab:
     """A lab: a file with several exercises.
 
     Attributes:
-        name: its file's name without ``.py``.
-        title: its title, as printed.
-        chapter: the notebook that explains it, without ``.ipynb``.
-        exercises: its exercises in order.
-        one_process: whether it needs no ranks and no process groups.
-        fewest_virtual: the fewest virtual ranks on which it can be judged; on fewer, some mistake has no effect.
+        name: the file's name without ``.py``, such as "lab2_tensor_parallel".
+        title: the lab's title, as it is printed: "Lab 2: tensor parallelism".
+        chapter: the notebook that explains the lab, without ``.ipynb``.
+        exercises: the lab's exercises in order.
+        one_process: whether the lab needs no ranks and no process groups.
+        fewest_virtual: the fewest virtual ranks on which the lab can be judged; on fewer, some mistake has no effect.
         mistakes: the mistakes that we expect and the judge can name, by the exercise's number, the likelier first.
     """
 
@@ -77,8 +78,9 @@ class Lab:
         """Return some of the exercises.
 
         Args:
-            numbers: the numbers of the exercises; an empty list stands for all.
-            argument: the command-line option with these numbers, for the error's message.
+            numbers: the numbers of the exercises, such as ["2.1"]; an empty list stands for all.
+            argument: the name of the command-line option that gave these numbers, such as "only", for the error's
+                message.
 
         Raises: ConfigError on an unknown number.
         """
@@ -95,8 +97,8 @@ class Mistake:
     """A mistake that we expect learners to make, so that the judge can name it (a stated mistake).
 
     Args:
-        cause: what is wrong in the code, in words for the learner.
-        repair: what the learner should do; "" if the cause says it already.
+        cause: what is wrong in the code, a text that the learner reads.
+        repair: what the learner should do; "" if the cause says that already.
         edits: ways to make the mistake in our solution: each maps pieces of its source text to their replacements.
     """
 
@@ -104,7 +106,11 @@ class Mistake:
         self.cause, self.repair, self.edits = cause, repair, edits
 
     def sources(self, solution: str) -> Iterator[str]:
-        """Yield the source text of our solution once for each of the edits, with the edit applied."""
+        """Yield the source text of our solution once for each of the edits, with the edit applied.
+
+        Args:
+            solution: the source text of our solution, without any edit.
+        """
         for edit in self.edits:
             edited = solution
             for old, new in edit.items():
@@ -117,20 +123,20 @@ def replacing(old: str, *mistakes: tuple[str, str, str]) -> list[Mistake]:
     """Make several mistakes that all replace the same piece of our solution's source text.
 
     Args:
-        old: the piece.
-        mistakes: for each mistake a tuple: its cause, its repair, and what replaces the piece.
+        old: the piece of source text.
+        mistakes: for each mistake a tuple (cause, repair, new), where ``new`` replaces the piece.
     """
     return [Mistake(cause, repair, {old: new}) for cause, repair, new in mistakes]
 
 
 def ways(old: str, *new: str) -> list[Mapping[str, str]]:
-    """Make several edits of our solution that are different ways to make one mistake.
+    """Make several edits of our solution, each of which makes the same mistake in another way.
 
     Args:
-        old: the piece of our solution's source text that all of them replace.
-        new: for each edit, what replaces it.
+        old: the piece of our solution's source text that all edits replace.
+        new: for each edit, the text that replaces the piece.
 
-    Returns: the edits, in the form that ``Mistake`` takes: {old: new}.
+    Returns: a dict {old: new} for each edit, to be given to ``Mistake``.
     """
     return [{old: text} for text in new]
 
@@ -139,10 +145,10 @@ def names_of(source: str, file: str) -> dict | None:
     """Execute the source text of an edited solution.
 
     Args:
-        source: the text.
-        file: the path that it gets as its ``__file__``.
+        source: the source text of the edited solution.
+        file: the path that the text sees as its ``__file__``.
 
-    Returns: the names that it defines, with their values; None if it raises.
+    Returns: the names that the text defines, with their values; None if executing it raises an exception.
     """
     names = {"__name__": "edited", "__file__": file}
     try:

@@ -1,4 +1,7 @@
-"""Judge the exercises of a learner's file on virtual ranks, and turn what happened on each rank into one verdict."""
+"""Judge the exercises of a learner's file on virtual ranks, and turn what happened on each rank into one verdict.
+
+Virtual ranks are threads of one process. On each of them runs the exercise's case, the function that tests it.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +36,9 @@ class Judge:
     """Judges a learner's file on virtual ranks.
 
     Args:
-        lab: the file's lab.
-        spaces: for each rank, the names that the file has defined there (the file runs once per rank).
+        lab: the lab to which the file belongs.
+        spaces: for each rank, the names that the file has defined there, with their values (the file runs once per
+            rank).
         progress: called from time to time, so that the parent process knows that the judge is alive.
 
     Attributes:
@@ -63,9 +67,9 @@ class Judge:
     def judge(self, exercise: Exercise) -> Verdict:
         """Judge an exercise on all ranks.
 
-        If the function calls functions of other exercises that haven't passed, our solution's functions run in their
-        place, so that only mistakes of this exercise count.  If it is right then, its status is "blocked" until the
-        other exercises pass.
+        If its function calls functions of other exercises that haven't passed, our solution's functions run in their
+        place, so that only mistakes of this exercise count.  If the exercise is right with them, its status is BLOCKED
+        until the other exercises pass.
         """
         self._judged.add(exercise.number)
         for other in self._unproven(exercise):  # it may be right, and nobody asked for its verdict yet
@@ -85,7 +89,12 @@ class Judge:
         return verdict
 
     def know(self, exercise: Exercise, verdict: Verdict) -> None:
-        """Accept an earlier verdict for an exercise whose source text hasn't changed, so that it isn't judged again."""
+        """Accept an earlier verdict for an exercise whose source text hasn't changed, so that it isn't judged again.
+
+        Args:
+            exercise: the exercise, whose source text hasn't changed.
+            verdict: the verdict that was given before.
+        """
         self._judged.add(exercise.number)
         if verdict.status == PASSED:
             self.passed.add(exercise.function)
@@ -98,7 +107,10 @@ class Judge:
         return [others[name] for name in others if name in names_used_by(space.get(exercise.function), space, others)]
 
     def reads(self, exercise: Exercise) -> list[str]:
-        """List the source texts on which a verdict depends: of the exercise's function, and of all that it uses."""
+        """List the source texts on which a verdict depends.
+
+        These are the texts of the exercise's function, and of all names of the file that this function uses.
+        """
         names = self.spaces[0]
         used = {exercise.function, *names_used_by(names.get(exercise.function), names)}
         return [self.texts.get(name, "") for name in sorted(used)]
@@ -148,7 +160,7 @@ def verdict_of(exercise: Exercise, found: Sequence[Outcome | None]) -> Verdict:
 
     Args:
         exercise: the exercise that was judged.
-        found: each rank's outcome; None for a rank that stopped because another one did.
+        found: for each rank, how its run of the case ended; None for a rank that stopped because another rank did.
     """
     outcomes = [outcome for outcome in found if outcome is not None]
     worst = max(outcomes, key=lambda outcome: _RANKING.index(outcome.status), default=None)
@@ -165,10 +177,10 @@ def verdict_with(exercise: Exercise, status: str, finding: Fault, where: str = "
     """Make an exercise's verdict, with the symptom, cause and repair of a fault as its explanation.
 
     Args:
-        exercise: the exercise.
+        exercise: the exercise that was judged.
         status: PASSED, WRONG, ERROR or OPEN (not written yet).
-        finding: what is wrong; an empty fault, ``Fault("")``, if the exercise has passed.
-        where: file and line of the error, or "".
+        finding: the fault; an empty fault, ``Fault("")``, if the exercise has passed.
+        where: file and line of the error, such as "lab2.py:30", or "".
     """
     return Verdict(exercise.number, exercise.function, status, finding.symptom, where, finding.cause, finding.repair)
 
@@ -183,9 +195,9 @@ class Outcome:
     Attributes:
         rank: the rank's number.
         status: PASSED, WRONG, ERROR or OPEN.
-        finding: what is wrong, if anything is.
-        where: file and line of the error, or "".
-        everywhere: whether the finding concerns all ranks, so that the message need not name this one.
+        finding: the fault; an empty fault, ``Fault("")``, if the status is PASSED.
+        where: file and line of the error, such as "lab2.py:30", or "".
+        everywhere: whether the finding concerns all ranks, so that the message need not name this rank.
     """
 
     rank: int
@@ -204,7 +216,9 @@ def outcome_of(exercise: Exercise, functions: dict, rank: int, error: BaseExcept
         rank: the rank's number.
         error: the exception; None if the run ended without one.
 
-    Returns: the rank's outcome; None if it stopped because another rank did.
+    Returns: the rank's outcome; None if the run stopped because another rank did.
+
+    Raises: ``error`` itself if it is no Exception, SystemExit or PeerStopped.
     """
     if error is None:
         return Outcome(rank, PASSED)
@@ -221,8 +235,8 @@ def on_another_group(name: str, verdict: Verdict) -> Fault:
     """Describe the fault of an answer that is right on the group of all ranks and wrong on a subgroup.
 
     Args:
-        name: the subgroup's name.
-        verdict: the verdict on the subgroup.
+        name: the subgroup's name, from ``name_of_subgroup``.
+        verdict: the verdict of the run on the subgroup.
     """
     cause = "the number of ranks, the rank or a collective is that of all ranks, not of group"
     repair = (
@@ -295,9 +309,9 @@ def names_used_by(function: object, functions: dict, but_not: Container[str] = (
     """List the names of the learner's file that a function uses, directly or through other functions of the file.
 
     Args:
-        function: the function, or a class.
-        functions: the names that the learner's file defines.
-        but_not: names whose definitions are not followed further.
+        function: a function or a class of the file, or any other object, which uses no names.
+        functions: the names that the learner's file defines, with their values.
+        but_not: names that are listed, but whose own definitions are not searched for further names.
     """
     used: set[str] = set()
     pending = [function]

@@ -41,7 +41,11 @@ class LearnerProgress:
         self.wrong: dict[str, list] = progress.get("wrong", {})
 
     def note(self, verdicts: Iterable[Verdict]) -> None:
-        """Store which of the judged exercises have passed and which no longer pass.  Others stay as they were."""
+        """Store which of the judged exercises have passed and which no longer pass.
+
+        Args:
+            verdicts: the verdicts on the judged exercises; what is stored of other exercises stays as it is.
+        """
         for verdict in verdicts:
             if verdict.status == PASSED:
                 self.passed.add(verdict.exercise)
@@ -53,16 +57,16 @@ class LearnerProgress:
     def tell(self, verdict: Verdict, unchanged: bool = False, everything: bool = False) -> list[str]:
         """Decide how much to tell the learner about a verdict in addition to its symptom, and store that.
 
-        The first time it is nothing.  When the same verdict comes a second time it is the cause, and then the repair
-        too.
+        The first time the learner is told nothing more.  When the same verdict comes a second time, the learner is told
+        the cause; the third time the repair, too.
 
         Args:
             verdict: the verdict on one exercise.
-            unchanged: whether the exercise's text hasn't changed since this verdict was given; then it isn't counted
-                as coming again.
+            unchanged: whether the exercise's text hasn't changed since this verdict was given; the verdict then isn't
+                counted as coming again.
             everything: whether to tell cause and repair at once.
 
-        Returns: the lines to tell.
+        Returns: the lines of ``verdict.why`` to tell; none if the verdict isn't WRONG or ERROR.
         """
         if verdict.status not in (WRONG, ERROR):
             return []
@@ -75,10 +79,13 @@ class LearnerProgress:
         return verdict.why[:told]
 
     def next_hints(self, exercise: Exercise) -> list[str]:
-        """Give one more hint for an exercise, and store that.
+        """Give one more hint for an exercise, and store how many were given.
 
         The order is: the first hint, which asks a question; cause and repair of the latest verdict, if it was wrong;
         then the other hints, the last of which is nearly the answer.
+
+        Args:
+            exercise: the exercise for which the learner asks for a hint.
 
         Returns: the hints given so far, with the new one.
         """
@@ -95,14 +102,20 @@ class LearnerProgress:
         return [*all_hints[:1][:count], *why[:told], *all_hints[1:count]]
 
     def summary(self) -> str:
-        """Say in one line how many exercises have passed in all labs."""
+        """Return a line of text that says how many exercises have passed, in all labs together and in each lab."""
         done = [sum(exercise.number in self.passed for exercise in lab.exercises) for lab in ALL_LABS]
         total = sum(len(lab.exercises) for lab in ALL_LABS)
         counts = (f"{lab.title.split()[1]} {n}/{len(lab.exercises)}" for lab, n in zip(ALL_LABS, done))
         return f"all labs: {sum(done)} of {total} exercises passed ({', '.join(counts)})"
 
     def next(self, lab: Lab) -> tuple[Lab, Exercise] | None:
-        """Find the first exercise that hasn't passed, in this lab or else in all labs; None if all have passed."""
+        """Find the exercise to do next: the first that hasn't passed in a lab, or, if all there have, in any lab.
+
+        Args:
+            lab: the lab in which to look first.
+
+        Returns: the exercise with its lab; None if all exercises of all labs have passed.
+        """
         labs = (lab, *ALL_LABS)
         return next(((each, e) for each in labs for e in each.exercises if e.number not in self.passed), None)
 
@@ -116,5 +129,10 @@ class LearnerProgress:
 
 
 def reading(lab: Lab, exercise: Exercise) -> str:
-    """Return the notebook and the section that explain an exercise, as text: ``notebooks/….ipynb, “…”``."""
+    """Return a text that names the notebook and the section that explain an exercise: ``notebooks/….ipynb, “…”``.
+
+    Args:
+        lab: the lab to which the exercise belongs.
+        exercise: the exercise.
+    """
     return f"notebooks/{exercise.chapter or lab.chapter}.ipynb, “{exercise.section}”"

@@ -20,12 +20,16 @@ RETURNED = "returned"
 
 
 def name_of(op: Any) -> str:
-    """Return the name of a reduction of torch.distributed (``ReduceOp``): "SUM"."""
+    """Return the name of a reduction: "SUM".
+
+    Args:
+        op: the reduction: a ``ReduceOp`` of torch.distributed, such as ``ReduceOp.SUM``.
+    """
     return getattr(getattr(op, "op", op), "name", "")
 
 
 def reduced(parts: list[Tensor], op: Any) -> Tensor:
-    """Reduce the ranks' tensors to one.
+    """Reduce the ranks' tensors to one tensor.
 
     Args:
         parts: the tensor of each rank.
@@ -40,7 +44,7 @@ class Meeting:
     """One collective of one group, for which each rank waits until all ranks have called it.
 
     Attributes:
-        size: how many ranks must call it.
+        size: how many ranks must call the collective.
         make: computes the collective: takes the ranks' inputs in a list, returns the ranks' outputs in a list.
         brought: each rank's input tensors, by its number in the group.
         calls: each rank's call, by its number in the group: kind of collective, number of elements, dtype, further
@@ -66,8 +70,9 @@ class Meeting:
 
         Args:
             rank: the rank's number in the group.
-            call: its call, as in ``calls``.
-            brought: its input tensors.
+            call: the rank's call: a tuple of kind of collective, number of elements, dtype, further arguments, and the
+                line of code.
+            brought: the rank's input tensors.
             numbers: the numbers of the group's ranks among all ranks, for the message if calls don't match.
         """
         self.brought[rank], self.calls[rank] = brought, call
@@ -82,12 +87,11 @@ class Meeting:
 
 
 def mismatch(calls: dict[int, tuple]) -> str:
-    """Say in words how the ranks' calls of one collective differ: in its kind, its arguments or its tensors.
+    """Return a message that says how the ranks' calls of one collective differ: in kind, arguments or tensors.
 
     Args:
-        calls: each rank's call (as in ``Meeting.calls``), by the rank's number.
-
-    Returns: the message; "" if all calls match.
+        calls: each rank's call, by the rank's number: a tuple of kind of collective, number of elements, dtype, further
+            arguments, and line.  At least two calls differ.
     """
     if len({call[0] for call in calls.values()}) > 1:
         return deadlock(calls)
@@ -100,10 +104,11 @@ def mismatch(calls: dict[int, tuple]) -> str:
 
 
 def deadlock(calls: dict[int, tuple]) -> str:
-    """Say in words in which collective each rank waits, when all of them wait and none can continue.
+    """Return a message that says in which collective each rank waits, when all ranks wait and none can continue.
 
     Args:
-        calls: by the rank's number, a tuple whose first item is the kind of collective and whose last is the line.
+        calls: by the rank's number, a tuple whose first item is the kind of collective, and whose last item is the line
+            of code that called it.
     """
     ranks_at: dict[tuple[str, str], list[int]] = {}
     for rank, (kind, *_, line) in sorted(calls.items()):
@@ -112,7 +117,7 @@ def deadlock(calls: dict[int, tuple]) -> str:
 
 
 def list_of_ranks(ranks: Sequence[int]) -> str:
-    """Write ranks in words: "rank 1", "ranks 0, 2"."""
+    """Return a text with the numbers of some ranks: "rank 1", "ranks 0, 2"."""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 

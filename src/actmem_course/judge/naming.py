@@ -1,7 +1,8 @@
 """Judge one exercise: run its case with the learner's code and with ours, compare, and name the mistake.
 
-A stated mistake explains a learner's run if our solution, edited so that it makes this mistake, gives the same
-observations on every rank.
+A case is the function that tests an exercise. It records observations, such as results and saved bytes. A stated
+mistake is one that we expect learners to make; it is written as edits of our solution. It explains a learner's run if
+our solution, so edited, gives the same observations as the learner's code on every rank.
 """
 
 import inspect
@@ -32,8 +33,8 @@ class ExerciseJudge:
     """Judges one exercise on virtual ranks.
 
     Args:
-        exercise: the exercise.
-        ranks: the virtual ranks.
+        exercise: the exercise to judge.
+        ranks: the virtual ranks on which its case runs.
         progress: called after each stated mistake that was tried, so that the parent process knows that the judge is
             alive.
     """
@@ -43,11 +44,18 @@ class ExerciseJudge:
         self.module = solution_module(lab_of(exercise).name)
 
     def groups(self) -> list[str]:
-        """Return the names of the process groups on which the case runs; "" is the group of all ranks."""
+        """Return the names of the process groups on which the case runs: "" for the group of all ranks.
+
+        If the exercise's function takes a group, there is a second name, from ``name_of_subgroup``.
+        """
         return ["", name_of_subgroup(self.ranks.size)] if self.exercise.takes_group and self.ranks.size > 1 else [""]
 
     def ours(self, group: str) -> RunOutcome:
-        """Run the case with our own solution on a group; each group is run once and then cached."""
+        """Run the case with our own solution; a second call for the same group returns the first call's outcome.
+
+        Args:
+            group: the group's name, one of ``groups()``.
+        """
         key = self.exercise.number, self.ranks.size, group
         if key not in _OURS:
             outcome = self.run([vars(self.module)] * self.ranks.size, group)
@@ -61,9 +69,12 @@ class ExerciseJudge:
         """Run the case on every rank of a group.
 
         Args:
-            spaces: for each rank, the names that the judged file defines.
+            spaces: for each rank, the names that the judged file defines, with their values.
             group: the group's name, one of ``groups()``.
-            reference: another run; a rank stops as soon as one of its observations differs from that run's.
+            reference: another run of the case; a rank stops as soon as one of its observations differs from the
+                observation of that name in ``reference``.
+
+        Returns: the observations and the exception of each rank.
         """
         runs: list[CaseRun | None] = [None] * self.ranks.size
 
@@ -79,7 +90,7 @@ class ExerciseJudge:
         return RunOutcome([run.seen if run else {} for run in runs], errors, remark)
 
     def diagnosis(self, learners: RunOutcome, group: str) -> tuple[Fault | None, Mistake | None]:
-        """Find out what is wrong with the learner's run, by comparison with that of our solution.
+        """Find out what is wrong with the learner's run, by comparison with the run of our solution.
 
         Args:
             learners: the learner's run of the case on this group.
@@ -115,8 +126,8 @@ class ExerciseJudge:
             group: the group of that run, one of ``groups()``.
 
         Returns: (mistake, None) with the first mistake whose run has the same observations and errors as the learner's,
-            or the same wrong costs if only costs are wrong.  If there is none: (None, mistake) with the first one that
-            gives the same wrong value of ``wrong[0]``; else (None, None).
+            or the same wrong costs if only costs are wrong.  If there is no such mistake: (None, mistake) with the
+            first mistake that gives the same wrong value of the observation ``wrong[0]``; else (None, None).
         """
         first_match: Mistake | None = None
         solution = inspect.getsource(self.module)

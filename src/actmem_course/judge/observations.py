@@ -1,4 +1,4 @@
-"""Observations: what a case records on a rank, such as a result, a gradient, saved bytes or collectives.
+"""Observations: what a case (the function that tests an exercise) records on a rank, such as a result or saved bytes.
 
 Each kind of observation has a class.  It decides whether the learner's observation is right, by comparing it with that
 of our solution, and describes what is wrong with it.
@@ -51,7 +51,11 @@ class RunOutcome:
     remark: str = ""
 
     def values(self, name: str) -> list:
-        """Return one observation's value on every rank; None for a rank whose run ended before it."""
+        """Return one observation's value on every rank; None for a rank whose run ended before it was recorded.
+
+        Args:
+            name: the observation's name.
+        """
         return [of_rank[name].value if name in of_rank else None for of_rank in self.seen]
 
 
@@ -60,10 +64,10 @@ class BesideOurs:
     """One observation on one rank, from the learner's run and from our solution's, with the other ranks' values.
 
     Attributes:
-        found: the learner's run.
-        right: the run of our solution.
+        found: the learner's run, with the observations of all ranks.
+        right: the run of our solution, with the observations of all ranks.
         name: the observation's name.
-        rank: the rank's number.
+        rank: the number of the rank whose observation it is, from 0.
     """
 
     found: RunOutcome
@@ -98,7 +102,7 @@ class Observation:
     name.
 
     Attributes:
-        name: what it is, in the words of a message.
+        name: the name of what was observed, as a message to the learner has it: "the gradient of x".
         value: the recorded value.
         repair: if it is wrong, what the learner should do.
         cause: if it is wrong, what may be the cause in the code.
@@ -119,25 +123,25 @@ class Observation:
         """Return whether another run recorded the same value, be it right or wrong.
 
         Args:
-            other: that run's observation of the same name; None if it has none.
+            other: the other run's observation of the same name; None if that run has none.
         """
         return other is not None and type(self.value) is type(other.value) and bool(self.value == other.value)
 
     def accepts(self, both: BesideOurs) -> bool:
-        """Return whether the learner's observation is right, compared with this one (ours).
+        """Return whether the learner's observation is right, compared with this observation, which is our solution's.
 
         Args:
-            both: the two observations, and those of all ranks.
+            both: the learner's observation and ours on one rank, with those of the other ranks.
         """
         return bool(both.own.value == self.value)
 
     def describe(self, both: BesideOurs) -> list[Fault]:
-        """Describe how the learner's observation is wrong, compared with this one (ours).
+        """Describe how the learner's observation is wrong, compared with this observation, which is our solution's.
 
         Args:
-            both: the two observations, and those of all ranks.
+            both: the learner's observation and ours on one rank, with those of the other ranks.
 
-        Returns: possible descriptions, the likelier first.
+        Returns: faults that may describe it, the likelier first.
         """
         raise NotImplementedError
 
@@ -147,7 +151,7 @@ class ValueSeen(Observation):
     """A number, a shape or a boolean that is right only if it equals our solution's.
 
     Attributes:
-        meaning: for a number, how it is computed, in words; "" if that isn't known.
+        meaning: for a number, the formula that gives it, as a text such as "34 · s · b · h"; "" if that isn't known.
     """
 
     meaning: str = ""
@@ -179,8 +183,8 @@ class Cost(Observation):
     In ``words``, ``repair`` and ``cause``, "{found}" stands for the learner's number and "{enough}" for our solution's.
 
     Attributes:
-        words: the message if the number is too large; "" for the observation's name.
-        right: the start of that message: what is right nevertheless, such as "the numbers are right".
+        words: the message if the number is too large; "" stands for the observation's name.
+        right: a text that is put before that message: what is right nevertheless, such as "the numbers are right".
     """
 
     is_cost, tells_apart = True, False
@@ -204,7 +208,7 @@ class SavedForBackward(Observation):
     """What a function saves for backward; the value is a ``SavedBytes``.
 
     Attributes:
-        what: the tensors that our solution saves, in words.
+        what: the tensors that our solution saves, for the message: "x and 1/rms".
         element_size: bytes of an element of the function's input.
         spare: how many bytes more than our solution's are allowed.
     """
@@ -239,8 +243,8 @@ class CollectivesRun(Observation):
     """The collectives that a forward or a backward pass ran.
 
     Attributes:
-        in_backward: whether it was the backward pass.
-        result: the collective whose result the pass probably returns, in words ("the all-reduce"); "" if none.
+        in_backward: whether the collectives ran in the backward pass.
+        result: the name of the collective whose result the pass probably returns ("the all-reduce"); "" if none.
         allowed_extra: collectives that the pass may run in addition to our solution's.
     """
 
@@ -265,12 +269,12 @@ class TensorSeen(Observation):
     Attributes:
         advice_is_certain: whether ``repair`` and ``cause`` apply however the tensor is wrong.  If not, they are told
             only if the tensor's values support them.
-        gradient_of: if it is a gradient, the name of its tensor; else "".
-        parts: this rank's input, if the function is a single collective, so that a wrong result can be explained as
-            "the sum over the ranks" or the like; else None.
-        missing: the likely reason, in words, if a gradient is None.
-        backward: for a gradient, the name of the ``CollectivesRun`` of the same backward pass: if that ran other
-            collectives than ours, they are the likely cause.
+        gradient_of: if the tensor is a gradient, the name of the input whose gradient it is; else "".
+        parts: this rank's input (for a gradient, the gradient with which backward starts), if the function is a single
+            collective, so that a wrong tensor can be explained as "the sum over the ranks" or the like; else None.
+        missing: if the value is None where a gradient is expected, a text with the likely reason.
+        backward: for a gradient, the name of the ``CollectivesRun`` of the same backward pass: if that pass ran other
+            collectives than our solution's, they are the likely cause.
     """
 
     advice_is_certain: bool = True
@@ -295,9 +299,13 @@ class TensorSeen(Observation):
         return in_single[0] != in_single[1] and bool(x.any() and y.any()) and close(x, y, SINGLE_PRECISION)
 
     def equal(self, found: Tensor, right: Tensor) -> bool:
-        """Return whether a tensor of the right shape and dtype has the right values, up to rounding.
+        """Return whether a tensor has the right values, up to rounding.
 
         The allowed difference is ``tolerance`` times the largest value of ``right``, and at least ``tolerance``.
+
+        Args:
+            found: a tensor of the right shape and dtype.
+            right: the tensor of another run, which is taken to be right.
         """
         return close(found, right, self.tolerance)
 
@@ -349,7 +357,14 @@ class TensorSeen(Observation):
         return [Fault(finding.symptom, self.repair, cause or self.cause)]
 
     def nearly(self, found: Tensor, right: Tensor) -> Fault | None:
-        """Return the fault of a tensor that is right except for its precision; None if it is wrong otherwise."""
+        """Return the fault that every wrong tensor of this class gets; None if the fault depends on the values.
+
+        Only ``HalfTensor`` returns a fault: its tensors are rounded too much to explain their values.
+
+        Args:
+            found: the learner's tensor, which is wrong.
+            right: our solution's tensor.
+        """
         return None
 
     def _as_another(self, both: BesideOurs) -> str:
@@ -428,7 +443,10 @@ class TensorSeen(Observation):
 
 
 class SingleTensor(TensorSeen):
-    """A tensor that may be computed in float32: it may differ from our solution's by ``SINGLE_PRECISION``."""
+    """A tensor that may be computed in float32.
+
+    It may differ from our solution's by rounding in float32: by ``SINGLE_PRECISION`` of the largest value.
+    """
 
     tolerance = SINGLE_PRECISION
 
@@ -466,10 +484,12 @@ class SummedTensor(TensorSeen):
 
 
 def both_sizes(both: BesideOurs) -> set[int]:
-    """Return numbers n for ``compare.difference``: a wrong factor 1/n may come from a mean over n elements.
+    """Return the numbers n for ``compare.difference``, where a wrong factor 1/n may come from a mean over n elements.
+
+    They are sizes of dimensions, and products of them, of the tensors that our solution's run recorded on one rank.
 
     Args:
-        both: the observation.  The numbers are sizes of the tensors that our solution's run recorded on this rank.
+        both: an observation on this rank.
     """
     shapes = [seen.value.shape for seen in both.right.seen[both.rank].values() if isinstance(seen.value, Tensor)]
     return {n for shape in shapes for n in (*shape, math.prod(shape), math.prod(shape[:-1]))}
@@ -482,8 +502,8 @@ def differences(found: RunOutcome, right: RunOutcome) -> dict[str, list[int]]:
         found: the learner's run.
         right: the run of our solution.
 
-    Returns: for each wrong observation, by name, the ranks on which it is wrong.  They are in the order in which they
-        were recorded, except that costs come after the rest, and backward's collectives last.
+    Returns: for each wrong observation, by name, the numbers of the ranks on which it is wrong.  The names are in the
+        order in which they were recorded, except that costs come after all others, and backward's collectives last.
     """
     wrong: dict[str, list[int]] = {}
     ours = {name: seen for of_rank in right.seen for name, seen in of_rank.items()}
@@ -502,12 +522,12 @@ def differences(found: RunOutcome, right: RunOutcome) -> dict[str, list[int]]:
 
 
 def first_finding(found: RunOutcome, right: RunOutcome, wrong: Mapping[str, list[int]]) -> Fault:
-    """Describe the first wrong observation, and on which ranks it is wrong.
+    """Return the fault of the first wrong observation; its symptom says on which ranks it is wrong.
 
     Args:
         found: the learner's run.
         right: the run of our solution.
-        wrong: what ``differences`` returned.
+        wrong: for each wrong observation, by name, the ranks on which it is wrong, from ``differences``.
     """
     name, ranks = next(iter(wrong.items()))
     t, ours = len(found.seen), right.seen[ranks[0]][name]

@@ -1,4 +1,4 @@
-"""Find labs, and import their exercises, cases and solutions.
+"""Find labs, and import their exercises, cases (the functions that test exercises) and solutions.
 
 This module doesn't import torch.  Cases and solutions do, so each is imported only when it is needed.
 """
@@ -25,10 +25,11 @@ def lab_of_file(script: Path, doc: str) -> Lab:
     """Return the lab that a learner's file belongs to.
 
     Args:
-        script: the learner's file.
-        doc: the file's docstring; its line "Lab 2: …" names the lab, else the file's name does.
+        script: the path of the learner's file.
+        doc: the file's docstring.  A line "Lab 2: …" in it names the lab; without such a line the file's name does, if
+            it begins with "lab2".
 
-    Raises: ConfigError if neither names a lab.
+    Raises: ConfigError if neither the docstring nor the file's name names a lab.
     """
     number = re.search(r"^Lab (\d+):", doc, re.MULTILINE) or re.match(r"lab(\d+)", script.stem)
     labs = [lab for lab in ALL_LABS if number and lab.name.startswith(f"lab{number[1]}_")]
@@ -56,12 +57,16 @@ def solution_module(name: str) -> ModuleType:
 def case_of(exercise: Exercise) -> Callable:
     """Import an exercise's case: the function that tests an answer.
 
-    Returns: a function that takes a ``CaseRun`` and records observations in it.  It raises Wrong for what is wrong
-        without any comparison with our solution.  It returns a remark for a right answer, or None.
+    Args:
+        exercise: an exercise of one of the labs.
+
+    Returns: a function that takes a ``CaseRun``, calls the answer, and records in the CaseRun what it observes; the
+        judge compares these observations with those of our solution.  Some mistakes show without this comparison; for
+        these the function raises Wrong.  It returns None, or a text to show the learner if the answer is right.
     """
     return getattr(_module("cases", lab_of(exercise).name), exercise.case or exercise.function)
 
 
 def mistakes_of(exercise: Exercise) -> Sequence[Mistake]:
-    """Return the mistakes that we expect in an exercise and that the judge can name, the likelier first."""
+    """Return the stated mistakes of an exercise, which we expect and which the judge can name, the likelier first."""
     return lab_of(exercise).mistakes.get(exercise.number, ())

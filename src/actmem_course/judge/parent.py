@@ -34,7 +34,7 @@ _RUN = (
 
 
 class Stuck(Exception):
-    """The judge's process has died or takes too long.  The message, with the learner's line, is meant for a verdict."""
+    """The judge's process has died or takes too long.  The message is a verdict's text, with the learner's line."""
 
 
 class Outdated(Exception):
@@ -54,7 +54,7 @@ class JudgeProcess:
         self._process: subprocess.Popen | None = None
 
     def start(self) -> None:
-        """Start the process if it doesn't run yet; return at once, before it is ready."""
+        """Start the process if it doesn't run yet; return at once, before the process is ready to judge."""
         if self._process:
             return
         self._line, theirs = Pipe()
@@ -81,10 +81,12 @@ class JudgeProcess:
         Args:
             file: the file's path.
             outdated: returns whether the file has been saved again.
-            command: what to judge, as keywords: lab, exercises, number of ranks; ``Worker.judge`` has all.
+            command: what to judge, as keywords, such as lab="lab2_tensor_parallel", only=["2.1"] and size=4;
+                ``Worker.judge`` lists all of them.
 
-        Yields: the process's messages: "begin" with an exercise's number, "printed" with a line of output, "verdict",
-            "moves" while it is at work, and "done" at the end.
+        Yields: the process's messages, each a dict with one of these keys: "begin" with an exercise's number, "printed"
+            with a line of output, "verdict" with a verdict's fields, "moves" while the judge is at work, and "done" at
+            the end.
 
         Raises: Stuck if the process dies or an exercise takes too long; Outdated if the file has been saved again.
         """

@@ -12,13 +12,13 @@ MOST_LINES, MOST_CHARACTERS = 100, 300
 class Printed(io.TextIOBase):
     """A stream that replaces standard output while learners' code runs.
 
-    It shows a line when the line is complete.  If a rank prints the same line again in an exercise, it isn't shown.
+    It shows a line when the line is complete.  A line that a rank prints again in the same exercise isn't shown again.
 
     Args:
-        show: called with each line that is shown.
+        show: a function that shows a line; it is called with each line to show.
 
     Attributes:
-        size: how many ranks there are.  With more than one, each line begins with its rank.
+        size: how many ranks there are.  With more than one, each line begins with the number of its rank.
     """
 
     def __init__(self, show: Callable[[str], None]):
@@ -29,7 +29,13 @@ class Printed(io.TextIOBase):
         self._cut_lines = self._cut_characters = 0
 
     def write(self, text: str) -> int:
-        """Append to the output of this thread's rank, and show the lines that are now complete."""
+        """Append to the output of this thread's rank, and show the lines that are now complete.
+
+        Args:
+            text: what the learner's code prints.
+
+        Returns: how many characters ``text`` has, as a stream's ``write`` does.
+        """
         rank = rank_of_this_thread()
         *lines, rest = (self._open.get(rank, "") + text).split("\n")
         for line in lines:
@@ -38,7 +44,7 @@ class Printed(io.TextIOBase):
         return len(text)
 
     def end(self) -> None:
-        """End an exercise: show incomplete lines, and say how many lines were left out."""
+        """End an exercise: show incomplete lines, and then a line that says how many lines were left out."""
         for rank, line in self._open.items():
             if line:
                 self._note(rank, line)

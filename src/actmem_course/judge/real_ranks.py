@@ -1,4 +1,4 @@
-"""Judge under torchrun: run the same cases on real ranks, with gloo or NCCL.
+"""Judge under torchrun: run the cases (the functions that test exercises) on real ranks, with gloo or NCCL.
 
 If the learner's collectives don't match, they hang until torchrun's timeout; on virtual ranks the judge names the
 mismatch.
@@ -33,7 +33,11 @@ _SECONDS = 300
 
 
 class RealRank:
-    """This process as a rank on which a case runs, with the methods of ``VirtualRank`` that a case needs."""
+    """This process as a rank on which a case runs, with the methods of ``VirtualRank`` that a case needs.
+
+    Args:
+        store: this rank's connection to the store through which the ranks exchange values.
+    """
 
     def __init__(self, store: RankStore):
         self.store, self.number, self.size = store, store.rank, store.size
@@ -50,7 +54,15 @@ class RealRank:
 
     @contextmanager
     def watching(self, expected: list[int] | None = None) -> Iterator[count_collectives]:
-        """Make a context that records collectives.  Forgotten ``wait()`` calls are found on virtual ranks only."""
+        """Make a context that records the collectives that run in it.
+
+        Forgotten ``wait()`` calls, and collectives that autograd doesn't record, are found on virtual ranks only.
+
+        Args:
+            expected: numbers of the ranks among which collectives may run; only virtual ranks check that.
+
+        Yields: an object whose ``collectives`` lists what ran, as that of a ``Watch``.
+        """
         with count_collectives() as seen:
             seen.unwaited, seen.unrecorded = [], ""
             yield seen
@@ -61,13 +73,13 @@ def judge_on_this_rank(lab: Lab, exercises: tuple[Exercise, ...], args: Namespac
     """Judge a learner's file as one of torchrun's ranks; rank 0 prints the verdicts.
 
     Args:
-        lab: the file's lab.
+        lab: the lab to which the file belongs.
         exercises: the exercises to judge.
-        args: the command line's options, of which ``device`` is used.
-        script: the learner's file.
+        args: the command line's options, of which ``device`` is used: "auto", "cpu" or "cuda".
+        script: the path of the learner's file.
         report: shows the verdicts on rank 0.
 
-    Returns: the exit code: 0 if all have passed, 1 if not; always 0 on other ranks.
+    Returns: the exit code: on rank 0, 0 if all exercises have passed and 1 if not; on other ranks 0.
     """
     rank, here = int(os.environ["RANK"]), Namespace(ranks=None, emulate=None, device=args.device)
     if lab.one_process and rank:
@@ -92,12 +104,12 @@ def judge_on_this_rank(lab: Lab, exercises: tuple[Exercise, ...], args: Namespac
 def verdicts_here(lab: Lab, exercises: tuple[Exercise, ...], names: dict, device: str) -> Iterator[Verdict]:
     """Judge exercises on this rank, together with the other ranks.
 
-    A function that doesn't pass is replaced by that of our solution for the exercises after it.
+    A function that doesn't pass is replaced by our solution's function for the exercises after it.
 
     Args:
-        lab: the lab.
+        lab: the lab to which the exercises belong.
         exercises: the exercises to judge.
-        names: the names that the learner's file defines; this dict is changed.
+        names: the names that the learner's file defines, with their values; this dict is changed.
         device: "cpu" or "cuda".
 
     Yields: each exercise's verdict, the same on every rank.

@@ -21,10 +21,10 @@ class Report:
     """Shows a learner the verdicts on a file.
 
     Args:
-        lab: the file's lab.
+        lab: the lab to which the file belongs.
         script: the file's path as the learner would type it.
         asked: how many exercises are judged.
-        ranks: on how many ranks they are judged.
+        ranks: on how many ranks the exercises are judged.
     """
 
     def __init__(self, lab: Lab, script: str, asked: int, ranks: int = 1):
@@ -35,12 +35,21 @@ class Report:
         self._status = Console(stderr=True).status("")
 
     def begin(self, doing: str) -> None:
-        """Show a line on standard error that the next output replaces: "judging 2.1"."""
+        """Show a line on standard error, which the next output replaces.
+
+        Args:
+            doing: what the judge does now: "judging 2.1".
+        """
         self._status.update(doing)
         self._status.start()
 
     def line(self, text: str, style: str = "") -> None:
-        """Print a line of text; it replaces what ``begin`` shows."""
+        """Print a line of text in place of the line that ``begin`` shows.
+
+        Args:
+            text: the line to print, such as "3 of 5 passed".
+            style: a style of rich, such as "bold"; "" for plain text.
+        """
         self._status.stop()
         self.console.print(Text(text, style=style), soft_wrap=True)
 
@@ -52,7 +61,7 @@ class Report:
 
         Args:
             verdict: the verdict on one exercise.
-            why: the lines on cause and repair that the learner is told.
+            why: the lines on cause and repair to print, from ``LearnerProgress.tell`` or ``Verdict.why``.
         """
         self._status.stop()
         self.verdicts = [before for before in self.verdicts if before.exercise != verdict.exercise] + [verdict]
@@ -74,7 +83,7 @@ class Report:
         return len(self.verdicts) == self.asked and all(verdict.status == PASSED for verdict in self.verdicts)
 
     def end(self) -> None:
-        """Print how many exercises have passed, and what to do next."""
+        """Print which exercises aren't written yet, how many have passed, and which exercise to do next."""
         self._status.stop()
         if unwritten := [v.exercise for v in self.verdicts if v.status == OPEN and not v.diagnosis]:
             self.line(f"  not written yet: {', '.join(unwritten)}", _STYLES[OPEN])

@@ -34,12 +34,12 @@ class SavedStorage:
     """One storage that autograd saves.
 
     Attributes:
-        bytes: its size.
+        bytes: the storage's size.
         dtype: the dtype of the saved tensor.
         shape: the shape of the saved tensor.
-        line: file and line of the learner's code that saved it; "" if none did.
-        given: whether it is the function's input.
-        copied: whether it is a copy of the input: another storage with the same values.
+        line: file and line of the learner's code that saved the tensor: "lab2.py:30"; "" if other code did.
+        given: whether the storage is that of the function's input.
+        copied: whether the tensor is a copy of the input: another storage with the same values.
     """
 
     bytes: int
@@ -51,12 +51,12 @@ class SavedStorage:
 
     @property
     def is_state(self) -> bool:
-        """Whether it looks like the state of a random generator (of a GPU or the CPU), judged by dtype and length."""
+        """Whether the tensor looks like the state of a random generator (of a GPU or the CPU), by dtype and length."""
         return self.dtype is torch.uint8 and self.shape in ((16,), (len(torch.get_rng_state()),))
 
     @property
     def text(self) -> str:
-        """A description of the tensor, with the line of code that saved it."""
+        """A text that describes the tensor and the line that saved it: "float32 [4, 3] of 48 B at lab2.py:30"."""
         place = f" at {self.line}" if self.line else ""
         return tensor_text(self.dtype, self.shape, self.bytes) + place
 
@@ -82,7 +82,7 @@ class SavedBytes:
         """Check that the function saves no copy of its input.  If the caller holds the input, it would be there twice.
 
         Args:
-            repair: what the learner should do if the function saves other tensors besides such copies.
+            repair: what the learner should do if the function also saves tensors other than x and copies of x.
 
         Returns: this object.
 
@@ -97,27 +97,27 @@ class SavedBytes:
         return self
 
     def as_much(self) -> tuple:
-        """Return a key to compare two runs: equal if they save the same sizes and dtypes, whichever lines do."""
+        """Return a key to compare two runs: equal if both save storages of the same sizes and dtypes."""
         return sorted((tensor.bytes, str(tensor.dtype)) for tensor in self.saved), self.hidden_bytes
 
     def largest(self) -> str:
-        """Describe the two largest tensors that are saved, with the lines that save them."""
+        """Return a text that describes the two largest tensors that are saved, with the lines that save them."""
         return ", ".join(counted(tensor.text for tensor in sorted(self.saved, key=lambda tensor: -tensor.bytes))[:2])
 
 
 def tensor_text(dtype: torch.dtype, shape: Sequence[int], size: int) -> str:
-    """Describe a tensor in words: "float32 [4, 3] of 48 B".
+    """Return a text that describes a tensor: "float32 [4, 3] of 48 B".
 
     Args:
-        dtype: its dtype.
-        shape: its shape.
-        size: its bytes.
+        dtype: the tensor's dtype.
+        shape: the tensor's shape.
+        size: the tensor's bytes.
     """
     return f"{dtype_name(dtype)} {list(shape)} of {size:,} B"
 
 
 def counted(texts: Iterable[str]) -> list[str]:
-    """Return the different texts, each once; one that occurs twice begins with "2 × "."""
+    """Return the different texts, each once; a text that occurs twice gets "2 × " before it."""
     return [text if number == 1 else f"{number} × {text}" for text, number in Counter(texts).items()]
 
 
@@ -204,12 +204,12 @@ class Largest(_Results):
     """Records, while its ``with`` block runs in this thread, the largest tensor and the peak that operations allocate.
 
     Args:
-        given: tensors that exist before and don't count.
-        file: the learner's file; its lines are named in messages.
+        given: tensors that exist before the block and don't count.
+        file: the path of the learner's file; its lines are named in messages.
 
     Attributes:
         elements: how many elements the largest tensor has.
-        what: a description of the largest tensor.
+        what: a text that describes the largest tensor: "float32 [4, 3] of 48 B made at lab2.py:30".
         peak: the most bytes that are alive after any operation.
     """
 
@@ -239,7 +239,7 @@ class Largest(_Results):
                 self.peak, self._at_peak = peak, living
 
     def most(self) -> str:
-        """Describe the two largest tensors that are alive at the peak."""
+        """Return a text that describes the two largest tensors that are alive at the peak."""
         return ", ".join(counted(text for _, text in sorted(self._at_peak, reverse=True))[:2])
 
 
@@ -255,11 +255,11 @@ def saved_bytes(
 
     Args:
         function: the function under test.
-        x: its input.
-        weights: its weights, which don't count.
-        others: further tensors that it uses and that don't count.
+        x: the function's input.
+        weights: the function's weights, which don't count.
+        others: further tensors that the function uses and that don't count.
         watching: a context in which the function runs.
-        file: the learner's file; its lines are named in messages.
+        file: the path of the learner's file; its lines are named in messages.
 
     Returns: the storages that are alive while only the result's graph is held.
 
@@ -291,15 +291,15 @@ def saved_bytes(
 
 
 def too_much(found: SavedBytes, at_most: int, what: str, size: int) -> Fault | None:
-    """Check that a function saves no more bytes than allowed.
+    """Check that a function saves no more bytes than allowed, and no bytes that autograd's hooks can't see.
 
     Args:
-        found: what it saves on one rank.
-        at_most: the most bytes that are right.
-        what: the tensors that have these bytes, in words.
+        found: what the function saves on one rank.
+        at_most: the most bytes that it may save.
+        what: the tensors that have these bytes, for the message: "x and 1/rms".
         size: how many ranks there are.
 
-    Returns: what is wrong, or None if nothing is.
+    Returns: a fault that names the bytes that are too many; None if there are none.
     """
     # A DTensor's graph holds its device mesh, which holds the ranks' numbers, 8 bytes each.
     if found.hidden_bytes > 8 * size:
@@ -318,7 +318,7 @@ def too_much(found: SavedBytes, at_most: int, what: str, size: int) -> Fault | N
 
 
 def needless(found: SavedBytes, right: SavedBytes, element_size: int, spare: int) -> Fault | None:
-    """Find the saved tensors that our solution doesn't save.
+    """Find the tensors that a learner's function saves and our solution doesn't.
 
     Args:
         found: what the learner's function saves.

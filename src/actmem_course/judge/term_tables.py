@@ -27,9 +27,11 @@ def checked_terms(answer: Any, names: Sequence[str]) -> dict[str, int]:
 
     Args:
         answer: what the function returned.
-        names: the terms that the table should have.
+        names: the terms that the table should have, such as "layer-norm 1 input".
 
-    Raises: Wrong unless it is a dict of exactly these terms and whole numbers.
+    Returns: the table, with Python's ints as values.
+
+    Raises: Wrong unless ``answer`` is a dict whose keys are exactly these terms and whose values are whole numbers.
     """
     if not isinstance(answer, Mapping):
         raise another_kind("a dict of bytes by name", answer)
@@ -49,8 +51,8 @@ def check_terms(
     Args:
         found: for each set of sizes, the learner's bytes by term.
         true: for each set of sizes, the right bytes by term.
-        fault: takes a term and its pairs (found, true); returns a fault, whose symptom continues a sentence that begins
-            with the term.
+        fault: takes a term and, for each set of sizes, the pair (found, true) of its bytes; returns a fault, whose
+            symptom continues a sentence that begins with the term.
     """
     pairs_of = {term: [(f[term], t[term]) for f, t in zip(found, true)] for term in true[0]}
     faults: dict[Fault, list[str]] = {}
@@ -71,21 +73,21 @@ def check_terms(
 
 
 def listed(names: Sequence[str], most: int = 3) -> str:
-    """Write the first ``most`` names and how many more there are: "a, b, c and 2 more"."""
+    """Return a text with the first ``most`` names, and how many names follow them: "a, b, c and 2 more"."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
 def explain_ratio(pairs: Pairs, sizes: Sequence[Mapping[str, int]], has: str) -> str:
-    """Explain wrong values by their ratio to the true ones, if that is a product of letters: "lacks the factor a".
+    """Explain wrong values by their ratio to the true values, if it is a product of letters: "lacks the factor a".
 
     Args:
-        pairs: for each set of sizes, the found value and the true one.
-        sizes: the sets of sizes: the value of each letter.
-        has: the letters that are factors of the true value.
+        pairs: for each set of sizes, the found value and the true value.
+        sizes: the sets of sizes, each a dict with the value of each letter: {"s": 16, "b": 2, …}.
+        has: the letters that are factors of the true value, such as "sbh".
 
-    Returns: words to follow the value's name in a sentence.  If no such product explains the ratio, they give the two
-        numbers for one set of sizes.
+    Returns: a text that continues a sentence that begins with the value's name.  If no such product explains the ratio,
+        the text gives the found and the true value for one set of sizes.
     """
     powers = itertools.product(range(-2, 3), repeat=len(sizes[0]))
     near = [exponents for exponents in powers if sum(map(abs, exponents)) <= _MOST_LETTERS]
@@ -101,8 +103,8 @@ def explain_sum(found: Sequence[int], sizes: Sequence[Mapping[str, int]], *terms
     """Find the formula behind a learner's values, as a sum of terms: "10sbh + 24sbh/t".
 
     Args:
-        found: the value for each set of sizes.
-        sizes: the sets of sizes: the value of each letter.
+        found: the learner's value for each set of sizes.
+        sizes: the sets of sizes, each a dict with the value of each letter: {"s": 16, "b": 2, …}.
         terms: the terms that the sum may have, such as "sbh/t" or "as²b".
 
     Returns: the sum; "" if no sum of these terms, with whole coefficients, gives the values.

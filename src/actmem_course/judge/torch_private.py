@@ -25,5 +25,5 @@ def world_of_each_thread() -> Iterator[None]:
 
 
 def name_of_group(group: torch.distributed.ProcessGroup) -> str:
-    """Return the name under which torch.distributed knows a group in this thread."""
+    """Return the name under which torch.distributed knows a process group of this thread."""
     return torch.distributed.distributed_c10d._world.pg_names[group]

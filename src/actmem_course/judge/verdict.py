@@ -1,4 +1,8 @@
-"""``Verdict``, the judge's answer for an exercise; ``Fault``, what is wrong; and the exceptions that end a case."""
+"""``Verdict``, the judge's answer for an exercise; ``Fault``, what is wrong; and the exceptions that end a case.
+
+A case is the function that tests an exercise. The symptom is what the learner sees to be wrong, such as a result; the
+cause is what in the code leads to it; the repair is what to do.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +20,14 @@ class Fault:
     """What is wrong with an answer.  A learner is told the symptom first, then the cause, then the repair.
 
     Attributes:
-        symptom: which result differs, how, and on which ranks.
-        repair: what to do.
-        cause: what in the code leads to the symptom.
-        names_ranks: whether the symptom already says which ranks it is about.
-        explains: whether the symptom explains the mistake by itself.  A stated mistake is then named only if it gives
-            exactly the same observations.
+        symptom: which result differs, and how.
+        repair: what the learner should do.
+        cause: what in the learner's code leads to the symptom.
+        names_ranks: whether the symptom says by itself on which ranks it is seen.  If not, the judge puts them before
+            it.
+        explains: whether the symptom is enough to see the mistake.  The judge then adds the cause and repair of a
+            ``Mistake`` that we expect from learners only if our solution with that mistake gives all the same
+            observations as the learner's code.  Otherwise the same first wrong observation is enough.
     """
 
     symptom: str
@@ -31,7 +37,7 @@ class Fault:
     explains: bool = False
 
     def after(self, words: str) -> Fault:
-        """Return the same fault with ``words`` put before the symptom."""
+        """Return a copy of this fault with ``words`` put before the symptom."""
         return replace(self, symptom=words + self.symptom)
 
 
@@ -40,13 +46,13 @@ class Verdict:
     """The outcome of one exercise.
 
     Attributes:
-        exercise: its number, such as "2.1".
-        function: the function's name.
+        exercise: the exercise's number, such as "2.1".
+        function: the name of the exercise's function.
         status: PASSED, OPEN, BLOCKED, SKIPPED, WRONG or ERROR.
-        diagnosis: the symptom, in words for the learner; if the exercise has passed, a remark or "".
+        diagnosis: the symptom, a text that the learner reads; if the exercise has passed, a remark or "".
         where: file and line of the error, such as "lab2.py:30", or "".
-        cause: what in the code leads to the symptom.
-        repair: what to do.
+        cause: what in the learner's code leads to the symptom.
+        repair: what the learner should do.
     """
 
     exercise: str
@@ -59,20 +65,31 @@ class Verdict:
 
     @property
     def why(self) -> list[str]:
-        """The lines that a learner can be told after the symptom: the cause, and then the repair."""
+        """The lines that a learner can be told after the symptom: "why: " with the cause, "do: " with the repair."""
         labelled = (("why", self.cause), ("do", self.repair))
         return [f"{label}: {text}" for label, text in labelled if text]
 
 
 def mend(repair: str, cause: str = "") -> Fault:
-    """Make a fault with repair and cause but no symptom, as advice for an observation that finds the symptom itself."""
+    """Make a fault without a symptom, as advice for an observation, which finds the symptom by itself.
+
+    Args:
+        repair: what the learner should do.
+        cause: what in the learner's code may lead to the symptom.
+    """
     return Fault("", repair, cause)
 
 
 class Wrong(Exception):
     """Raised by a check if the learner's code does not do what the exercise asks for.
 
-    Args: symptom, repair and cause of a ``Fault``.
+    Args:
+        symptom: what is wrong; the judge cuts it to 1,000 characters.
+        repair: what the learner should do.
+        cause: what in the learner's code leads to the symptom.
+
+    Attributes:
+        finding: these three as a ``Fault``.
     """
 
     def __init__(self, symptom: str, repair: str = "", cause: str = ""):
@@ -81,7 +98,7 @@ class Wrong(Exception):
 
 
 def clipped(text: str, most: int = 200) -> str:
-    """Cut a text to at most ``most`` characters, with "…" at the end if anything is cut."""
+    """Return a text cut to at most ``most`` characters, with "…" at the end if anything is cut."""
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
@@ -89,7 +106,7 @@ def refuse(faults: Iterable[tuple]) -> None:
     """Raise Wrong for the first fault whose condition is true; do nothing if no condition is.
 
     Args:
-        faults: tuples ``(condition, symptom[, repair[, cause]])``.
+        faults: tuples ``(condition, symptom[, repair[, cause]])``, where the texts are those of ``Wrong``.
     """
     for condition, *words in faults:
         if condition:
@@ -116,7 +133,7 @@ class OtherGroup(Wrong):
 
 
 class PeerStopped(BaseException):
-    """This rank can't continue, because another rank has ended the case; the reason is reported there."""
+    """Ends the case on this rank, because another rank has ended it; the reason is reported on that other rank."""
 
 
 class Unlike(Exception):

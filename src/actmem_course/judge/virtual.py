@@ -40,7 +40,7 @@ def rank_of_this_thread() -> int:
 
 
 def file_and_line(frame: FrameType) -> str:
-    """Return the file and line that a Python frame is executing: "lab2.py:30".
+    """Return the file name and the line that a Python frame is executing: "lab2.py:30".
 
     Some bytecode instructions, such as the jump of a loop, have no line; the line before is returned for them.
     """
@@ -55,10 +55,10 @@ def innermost(file: str, frame: FrameType | None) -> FrameType | None:
     """Find the innermost frame of a call stack whose code is in ``file``.
 
     Args:
-        file: the path of the file.
-        frame: the frame from which to search outwards.
+        file: the path of a Python file.
+        frame: the frame from which to search outwards; None for an empty stack.
 
-    Returns: the frame; None if there is none, for example in the backward pass of torch's own operators.
+    Returns: the frame found; None if no frame runs code of ``file``, as in the backward pass of torch's own operators.
     """
     while frame is not None and frame.f_code.co_filename != file:
         frame = frame.f_back
@@ -66,7 +66,13 @@ def innermost(file: str, frame: FrameType | None) -> FrameType | None:
 
 
 def line_in(file: str) -> str:
-    """Return the line of ``file`` at which this thread is: "lab2.py:30"; "" if it runs no code of that file."""
+    """Return the line of a file that this thread is executing: "lab2.py:30".
+
+    Args:
+        file: the path of the file.
+
+    Returns: the file's name and the line; "" if no frame of this thread's stack runs code of ``file``.
+    """
     frame = innermost(file, sys._getframe(1))
     return file_and_line(frame) if frame else ""
 
@@ -98,7 +104,13 @@ class VirtualWork(dist.Work):
             rank.unwaited.append(self)
 
     def wait(self, timeout=None) -> bool:
-        """Let the other ranks run until all have called the collective, then copy the results."""
+        """Let the other ranks run until all ranks of the group have called the collective, then copy the results.
+
+        Args:
+            timeout: not used: virtual ranks that wait for ever are found at once.
+
+        Returns: True.
+        """
         if not self.over:
             self.over = True
             self._rank.unwaited = [work for work in self._rank.unwaited if work is not self]
@@ -138,7 +150,7 @@ def check_contiguous(kind: str, line: str, tensors: list[Tensor]) -> None:
     Args:
         kind: the collective, such as "all_reduce".
         line: the line of the learner's file that calls it, or "".
-        tensors: the tensors to check: its inputs, and for some collectives its outputs.
+        tensors: the tensors to check: the collective's inputs, and for some collectives its outputs.
     """
     if not all(map(_is_dense if kind in _BY_ELEMENT else Tensor.is_contiguous, tensors)):
         call = f"{kind} ({line})" if line else f"{kind}, which torch's own backward calls,"
@@ -321,10 +333,10 @@ class Watch:
     """The collectives that one rank ran while some of the learner's code was watched.
 
     Attributes:
-        collectives: the collectives, in order.
-        unwaited: descriptions of those whose ``wait()`` was never called.
-        unrecorded: a description of the first one that ran, outside an autograd.Function, on a tensor that requires a
-            gradient, so that autograd doesn't know of it; "" if there is none.
+        collectives: the collectives, in the order in which they were called.
+        unwaited: the collectives whose ``wait()`` was never called, each as "dist.all_reduce (lab2.py:30)".
+        unrecorded: the first collective that ran outside an autograd.Function on a tensor that requires a gradient, so
+            that autograd doesn't know of it, as "all_reduce (lab2.py:30)"; "" if there is none.
     """
 
     def __init__(self) -> None:
@@ -343,18 +355,19 @@ class VirtualRank:
 
     Attributes:
         go: a lock that is released when it is this rank's turn.
-        done: whether its job has ended.
-        thread: its thread's identifier.
-        result: what its job returned or raised.
-        waits: the collective in which it waits, and its call there as ``deadlock`` takes it; None if it can run.
-        stop: an exception to raise at its next turn.
-        watches: the active ``Watch`` objects, which record its collectives.
-        unwaited: handles whose ``wait()`` hasn't been called.
-        plain: whether its latest collective came from torch.distributed and not from functional collectives.
+        done: whether the rank's job has ended.
+        thread: the identifier of the rank's thread.
+        result: what the rank's job returned or raised.
+        waits: the collective in which the rank waits, and the tuple (kind, …, line) of its call, which ``deadlock``
+            takes; None if the rank can run.
+        stop: an exception to raise at the rank's next turn; None if there is none.
+        watches: the active ``Watch`` objects, which record the rank's collectives.
+        unwaited: handles of collectives whose ``wait()`` hasn't been called.
+        plain: whether the rank's latest collective came from torch.distributed and not from functional collectives.
         expected: numbers of the ranks among which a collective may run; None for any.
-        counts: how many collectives of each kind it has called.
+        counts: how many messages to and from each rank, and how many calls of ``gather``, this rank has made.
         state: the state of torch's default random generator on this rank.
-        calls: how many calls of the learner's functions the case has made.
+        calls: how many calls of the learner's functions the case has made on this rank.
         call_began: the time at which the latest of these calls began.
     """
 
@@ -382,11 +395,12 @@ class VirtualRank:
         Args:
             kind: the collective, such as "all_reduce".
             line: the line of the learner's file that calls it, or "".
-            tensors: its input tensors.
-            outputs: its output tensors.
+            tensors: the collective's input tensors on this rank.
+            outputs: the collective's output tensors on this rank.
             members: the numbers of the group's ranks among all ranks.
 
-        Raises: OtherGroup if the ranks aren't those in ``expected``; Wrong if a tensor isn't contiguous.
+        Raises: OtherGroup if ``members`` aren't the ranks in ``expected``; Wrong if a tensor isn't contiguous where
+            real backends need a contiguous one.
         """
         if self.expected is not None and members != self.expected:
             raise OtherGroup(kind, line)
@@ -405,8 +419,13 @@ class VirtualRank:
     def wait_for(self, meeting: Meeting, kind: str, line: str = "") -> None:
         """Let other ranks run until all ranks of a collective have called it.
 
-        Raises: ``meeting.wrong`` if their calls don't match; OutOfStep if all ranks wait; PeerStopped if another rank
-            has ended the case.
+        Args:
+            meeting: the collective, with the calls of the ranks so far.
+            kind: the collective's name for messages, such as "all_reduce"; RETURNED for a call of ``gather``.
+            line: the line of the learner's file that calls it, or "".
+
+        Raises: ``meeting.wrong`` if the ranks' calls don't match; OutOfStep if all ranks wait; PeerStopped if another
+            rank has ended the case.
         """
         while not meeting.over:
             self.waits = meeting, (kind, 0, "", line)
@@ -437,7 +456,7 @@ class VirtualRank:
         Args:
             expected: numbers of the ranks among which collectives may run; None for any.
 
-        Yields: a ``Watch``, whose ``collectives`` is the list.
+        Yields: a ``Watch``, whose ``collectives`` lists what ran.
         """
         watch, before, handles = Watch(), self.expected, list(self.unwaited)
         self.watches.append(watch)
@@ -453,16 +472,17 @@ class VirtualRank:
 
 
 class VirtualRanks:
-    """A number of virtual ranks on which jobs can be run, one job after the other.
+    """A number of virtual ranks.  ``run`` runs a job, which is a function, on each of them; jobs run one after another.
 
     Args:
         size: how many ranks there are.
-        alone: whether there is a single rank without a process group.
+        alone: True to make no process group, for jobs that use none; ``size`` must then be 1.
 
     Attributes:
         members: the ranks of the latest run.
-        meetings: the collectives of the latest run.  A key says which one it is: the group, its ranks, and a count.
-        running: the rank that is executing now.
+        meetings: the collectives and messages of the latest run.  The key of the n-th collective of a group has the
+            group's name, its ranks, and n.
+        running: the rank that is executing now; None if no job runs.
     """
 
     def __init__(self, size: int, alone: bool = False):
@@ -476,7 +496,7 @@ class VirtualRanks:
         """Run a job on each rank.
 
         Args:
-            job: a function of a ``VirtualRank``.
+            job: a function that takes the ``VirtualRank`` on which it runs.
             file: the path of the learner's file, whose lines are named in messages about collectives; "" for none.
 
         Returns: for each rank, what the job returned there, or the exception that it raised.

@@ -1,7 +1,8 @@
 """The judge's process: it judges the files that its parent (``judge.parent``) names.
 
-It runs the learner's file once for each virtual rank, judges its exercises, and sends messages to the parent through a
-pipe.  The parent watches it: it notices if the process dies or takes too long, and asks at which line it is.
+It runs the learner's file once for each virtual rank (a thread that acts as a rank), judges its exercises, and sends
+messages to the parent through a pipe.  The parent watches the process: it notices if the process dies or takes too
+long, and asks at which line the learner's code is.
 """
 
 import ast
@@ -45,7 +46,7 @@ class Worker:
     """Judges whenever the parent asks, and remembers verdicts, so that unchanged exercises aren't judged again.
 
     Args:
-        line: the pipe to the parent process.
+        line: the end of the pipe through which this process and its parent send each other messages.
     """
 
     def __init__(self, line: Connection):
@@ -57,7 +58,11 @@ class Worker:
         self.judged: dict[str, tuple[list[str], Verdict]] = {}
 
     def tell(self, **message: Any) -> None:
-        """Send the parent a message."""
+        """Send the parent a message.
+
+        Args:
+            message: the message's keys and values, which JSON can hold: printed="a line".
+        """
         self.line.send_bytes(json.dumps(message, ensure_ascii=False).encode())
 
     def listen(self) -> None:
@@ -78,8 +83,8 @@ class Worker:
         Args:
             file: the learner's file.
 
-        Returns: the place, in words; and for how many seconds the case's latest call of a learner's function has been
-            running (infinite if it is the first call).
+        Returns: a text that names the place ("rank 1 is at lab2.py:30, in mlp"); and for how many seconds the case's
+            latest call of a learner's function has been running (infinite if it is the case's first call).
         """
         rank = self.judging and self.judging.running
         if not rank:
@@ -107,12 +112,12 @@ class Worker:
         """Judge a file, and send the parent each verdict.
 
         Args:
-            command: the parent's message, with these keys: "lab", the lab's name; "file" and "source", the file's path
-                and text; "only", numbers of the exercises to judge, empty for all; "size", how many ranks;
-                "changed_only", whether an exercise whose text hasn't changed keeps its verdict.  Two keys tell a
-                process what others found that it replaces in this run: "passed", names of functions that have passed,
-                so other exercises may call them; and "endless", names of functions that ran too long, in whose place
-                other exercises get our solution's.
+            command: the parent's message, a dict with these keys: "lab", the lab's name; "file", the file's path;
+                "source", the file's text; "only", numbers of the exercises to judge, empty for all; "size", how many
+                ranks; "changed_only", whether an exercise whose text hasn't changed keeps its verdict.  Two more keys
+                matter if this process replaces one that an answer has ended, and tell what that process found out:
+                "passed", names of functions that have passed, so other exercises may call them; and "endless", names of
+                functions that ran too long, in whose place other exercises get our solution's.
         """
         lab, path, source = load_lab(command["lab"]), Path(command["file"]), command["source"].encode("latin-1")
         exercises = lab.choose(command["only"], "only")
@@ -167,7 +172,9 @@ def names_in(path: Path, source: bytes) -> dict:
 
     Args:
         path: the file's path.
-        source: its text; tracebacks show this text, even if the file has been saved again since.
+        source: the file's contents; tracebacks show these, even if the file has been saved again since.
+
+    Returns: the names with their values.
     """
     code = compile(source, str(path), "exec")
     if str(path.parent) not in sys.path:

@@ -28,10 +28,15 @@ def kernel_here(shape: LlamaShape, dtype: torch.dtype) -> str:
 
     It runs a small call of scaled_dot_product_attention and looks at the autograd node.
 
+    Args:
+        shape: the layer, of which the numbers and sizes of heads are used.
+        dtype: of Q, K and V.
+
     Returns: "flash", "memory-efficient" or "cuDNN".
 
     Raises:
-        ConfigError: The kernel is another one, or saves padded copies: then the formulas don't hold.
+        ConfigError: torch chooses no fused kernel ("math"), or the flash kernel would save padded copies of Q, K and V:
+            then the formulas don't hold.
     """
     make = partial(torch.zeros, device=f"cuda:{local_rank()}", dtype=dtype, requires_grad=True)
     keys, length = shape.num_key_value_heads, min(shape.seq_length, 128)
@@ -57,14 +62,16 @@ def attention_rows(kernel: str, batch_size: int, num_heads: int, num_queries: in
     They come in addition to Q, K, V, the output and the log-sum-exp (4 bytes for each query of each head).
 
     Args:
-        kernel: the kernel, from ``kernel_here``.
-        batch_size: b.
+        kernel: "flash", "memory-efficient" or "cuDNN", from ``kernel_here``.
+        batch_size: b, in sequences.
         num_heads: how many query heads this rank has.
         num_queries: s, the queries of each head.
         split_by: how many ranks share the heads.
 
+    Returns: a row for the seed of the dropout, and with "memory-efficient" a row for the padding of the log-sum-exp.
+
     Raises:
-        ValueError: on "math", which saves the scores.
+        ValueError: ``kernel`` is "math", which saves the scores.
     """
     if kernel == "math":
         raise ValueError("math keeps the scores: it has no rows here")

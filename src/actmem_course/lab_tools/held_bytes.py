@@ -22,10 +22,11 @@ from actmem_course.lab_tools.timing import Work
 class Runner:
     """A module with its input, to be measured or timed.
 
-    Each run gets a copy of the input, in place of the output of the layer before; its bytes count while it is alive.
+    Each run of ``run`` gives the module a copy of the input, which stands for the output of the layer before. The
+    copy's bytes count while the copy is alive.
 
     Attributes:
-        module: takes one tensor and returns one.
+        module: takes one tensor and returns one tensor.
         leaf: the input, which requires a gradient.
     """
 
@@ -33,15 +34,18 @@ class Runner:
     leaf: Tensor
 
     def work(self) -> Work:
-        """Return the module's forward and backward as ``Work``, which ``timing`` can time."""
+        """Return the module's forward and backward as ``Work``, which ``timing.take_turns`` can time.
+
+        The input isn't copied here; gradients are freed after each step, outside the time.
+        """
         return Work(lambda: self.module(self.leaf), _backward, self.clear_gradients)
 
     def run(self) -> None:
-        """Run forward and backward."""
+        """Run forward and backward once, on a copy of the input; the gradients stay in memory."""
         _backward(self.module(self.leaf.clone()))
 
     def clear_gradients(self) -> None:
-        """Free all gradients."""
+        """Free the gradients of the input and of the module's parameters."""
         self.leaf.grad = None
         for parameter in self.module.parameters():
             parameter.grad = None
@@ -50,7 +54,15 @@ class Runner:
 def layer_runner(
     shape: ModelShape, tp: TensorParallel, device: str, dtype: torch.dtype, recompute: str = "none"
 ) -> Runner:
-    """Make this rank's shard of the paper's layer, with a random input."""
+    """Make a runner of this rank's shard of the paper's layer, with a random input.
+
+    Args:
+        shape: the layer's sizes, unsharded.
+        tp: the ranks that share the layer, and whether they use sequence parallelism.
+        device: "cpu" or "cuda".
+        dtype: of the weights and the input.
+        recompute: what backward recomputes: "none", "selective", "full", or another mode of TransformerLayer.
+    """
     layer = TransformerLayer(shape, tp, recompute=recompute, device=device, dtype=dtype)
     return Runner(layer, layer_input(shape, tp, device, dtype))
 
@@ -61,7 +73,7 @@ def _backward(output: Tensor) -> None:
 
 @dataclass(frozen=True)
 class Held:
-    """Measured bytes of one runner, without those that existed before forward (parameters and input).
+    """Measured bytes of one runner.  Tensors that exist before forward (parameters and input) don't count.
 
     Attributes:
         held_bytes: bytes held between forward and backward, counted by the ledger.
@@ -73,7 +85,13 @@ class Held:
 
 
 def held_by(runner: Runner) -> Held:
-    """Measure the bytes that a runner holds between forward and backward, and its peak. Nothing is timed."""
+    """Measure the bytes that a runner holds between forward and backward, and the peak of both passes.
+
+    The module runs three times: twice under the ledger, of which the second run counts, and once for the peak.
+
+    Args:
+        runner: the module with its input.
+    """
     for _ in range(2):  # workspaces, compiled kernels and cached weights are made once
         with record(runner.module) as ledger:
             output = runner.module(runner.leaf.clone())
@@ -97,7 +115,10 @@ def _allocator_peak(runner: Runner) -> int:
 def live_peak(runner: Runner) -> int:
     """Return the most bytes of storages that are alive at once during forward and backward.
 
-    Call it after a first run of the module, so that buffers made only once don't count.
+    Call this function after a first run of the module, so that buffers made only once don't count.
+
+    Args:
+        runner: the module with its input; both, and the module's buffers, don't count.
     """
     live = LiveStorages([runner.leaf, *runner.module.parameters(), *runner.module.buffers()])
     live.peak_bytes = 0

@@ -1,4 +1,8 @@
-"""Compare predicted and measured bytes of one layer in several configurations, and print the results as a table."""
+"""Compare predicted and measured bytes of one layer in several configurations, and print the results as a table.
+
+A row (``actmem.rows.Row``) has the bytes of one saved tensor; its term is the tensor's name. A configuration is a
+combination of parallelism and recomputation.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +35,16 @@ def layer_result(
 
     Args:
         configuration: a row of the paper's table 2 by its name, such as "tensor+sequence".
-        formula: the predicted bytes divided by sbh, as a formula in letters.
+        formula: the predicted bytes divided by sbh, as a formula in letters, such as "10 + 24/t".
         tensor_parallel_size: t.
-        rank: the rank.
-        predicted: predicted rows of the paper's terms.
-        extra: predicted rows of what the paper leaves out.
-        measured: rows of everything that autograd saved.
+        rank: the number of the rank, from 0.
+        predicted: predicted rows of the tensors that the paper counts.
+        extra: predicted rows of the tensors that the paper leaves out.
+        measured: rows of all tensors that autograd saved.
 
-    Returns: the first four arguments, and the keys that ``compared`` returns.
+    Returns:
+        The first four arguments by their names, and the dict that ``compared`` makes of the other three:
+        "predicted_bytes", "extra_bytes", "measured_bytes", "difference_bytes", "exact" and "disagreement".
     """
     place = {"configuration": configuration, "formula": formula, "tensor_parallel_size": tensor_parallel_size}
     return {**place, "rank": rank, **compared(predicted, extra, measured)}
@@ -50,13 +56,13 @@ def compared(predicted: list[Row], extra: list[Row], measured: list[Row]) -> dic
     Args:
         predicted: rows of the tensors that the paper counts.
         extra: predicted rows of the tensors that the paper leaves out.
-        measured: rows of everything that autograd saved.
+        measured: rows of all tensors that autograd saved.
 
     Returns:
         ``predicted_bytes``, ``extra_bytes``, ``measured_bytes``: the totals of the three arguments.
         ``difference_bytes``: measured minus the sum of predicted and extra.
-        ``exact``: whether every term is equal.
-        ``disagreement``: in words, the terms that differ; "" if none does.
+        ``exact``: whether predicted and measured bytes are equal for each term.
+        ``disagreement``: lines of text that list the terms whose bytes differ; "" if none does.
     """
     comparison = compare(predicted + extra, measured)
     return {
@@ -72,13 +78,14 @@ def compared(predicted: list[Row], extra: list[Row], measured: list[Row]) -> dic
 def print_layers(screen: Console, rows: list[dict[str, Any]], title: str, extra: list[Row]) -> bool:
     """Print the results of several configurations as a table.
 
-    Below it are the reasons why the paper leaves out the ``extra`` rows, and the terms that differ from the prediction.
+    Below the table it prints why the paper leaves out the tensors of ``extra``, and the terms whose measured bytes
+    differ from the prediction.
 
     Args:
         screen: the console to print on.
         rows: dicts from ``layer_result``, of all ranks.
         title: the table's title.
-        extra: predicted rows of what the paper leaves out.
+        extra: predicted rows of the tensors that the paper leaves out.
 
     Returns: whether all measurements equal their predictions.
     """
@@ -96,7 +103,8 @@ def print_layers(screen: Console, rows: list[dict[str, Any]], title: str, extra:
 def layers_table(rows: Iterable[Mapping[str, Any]], title: str) -> Table:
     """Make a table of predicted, extra and measured bytes of a layer, with one line for each configuration.
 
-    A line shows one rank: the one with the largest difference, or if all agree the one that holds most.
+    A line shows the configuration on one rank: the rank with the largest difference between measured and predicted
+    bytes, or, if there is no difference on any rank, the rank with the most measured bytes.
 
     Args:
         rows: dicts from ``layer_result``, of all configurations and ranks.
@@ -116,7 +124,11 @@ def layers_table(rows: Iterable[Mapping[str, Any]], title: str) -> Table:
 
 
 def reasons_table(extra: Iterable[Row]) -> Table:
-    """Make a table of what the paper leaves out: each term once, with its reason."""
+    """Make a table of the tensors that the paper leaves out: each term once, with the reason.
+
+    Args:
+        extra: predicted rows of these tensors, of any number of configurations and ranks.
+    """
     reasons = table("", "extra", words("why it is kept, and why the paper leaves it out"))
     for term, reason in {row.term: row.extra for row in extra if row.extra}.items():
         reasons.add_row(term, reason)
@@ -124,6 +136,10 @@ def reasons_table(extra: Iterable[Row]) -> Table:
 
 
 def ranks_in_words(here: Ranks) -> str:
-    """Return the number of ranks, the device and torch's version as a line of text, for a title."""
+    """Return a line of text for a title, such as "4 ranks on cpu, torch 2.13.0".
+
+    Args:
+        here: this rank, which knows the number of ranks, the device, and whether it is emulated.
+    """
     how = f"emulated rank 0 of {here.size}" if here.emulated else counted(here.size, "rank")
     return f"{how} on {here.device}, torch {version('torch')}"

@@ -30,6 +30,9 @@ def usual_dtype(device: str) -> str:
     """Return the dtype that is usual for training on this device: "bfloat16", "float16" or "float32".
 
     GPUs before sm_80, such as a T4, have no bfloat16 (torch emulates it slowly) and get float16. CPUs get float32.
+
+    Args:
+        device: "cpu" or "cuda".
     """
     if device == "cpu":
         return "float32"
@@ -53,9 +56,9 @@ def first_that_fits(
     """Return the first shape whose real tensors fit into the memory that this host's ranks share.
 
     Args:
-        bytes_of_a_rank: the shapes, each with the bytes that it needs on one rank.
-        args: the lab's parsed options.
-        remedy: advice for the error message.
+        bytes_of_a_rank: the bytes that each shape needs on one rank, by the shape, in the order in which to try them.
+        args: the lab's parsed options, of which ``device`` and ``emulate`` are used.
+        remedy: the end of the error's message: what the user can do.
 
     Raises:
         ConfigError: No shape fits.
@@ -74,14 +77,20 @@ def local_rank() -> int:
 
 
 def ranks_here(args: argparse.Namespace) -> int:
-    """Return how many ranks share the memory that ``memory_bytes`` returns: on a CPU all ranks of this host, else 1."""
+    """Return how many ranks share the memory that ``memory_bytes`` returns.
+
+    On a CPU all ranks of this host share it; on GPUs, and if the rank is emulated, the number is 1.
+
+    Args:
+        args: the lab's parsed options, of which ``device`` and ``emulate`` are used.
+    """
     if args.emulate is not None or args.device == "cuda":
         return 1
     return int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # as ``check_ranks`` has it
 
 
 def device_name(device: str) -> str:
-    """Return the model name of the GPU or the processor."""
+    """Return the model name of this rank's GPU ("cuda") or of the processor ("cpu"), such as "NVIDIA H200"."""
     if device == "cuda":
         return torch.cuda.get_device_name()
     try:
@@ -92,12 +101,18 @@ def device_name(device: str) -> str:
 
 
 def clock_name(device: str) -> str:
-    """Return in words how time is measured on this device: "CUDA events" or "wall clock"."""
+    """Return the name of the clock that times a device: "CUDA events" for "cuda", "wall clock" for "cpu"."""
     return "CUDA events" if device == "cuda" else "wall clock"
 
 
 def described(shape: ModelShape, here: Ranks, dtype: str) -> str:
-    """Return two lines of text for a title: the sizes and the dtype; the ranks, the device and torch's version."""
+    """Return two lines of text for a title: the sizes and the dtype; the ranks, the device and torch's version.
+
+    Args:
+        shape: the layer's sizes s, b, h, a.
+        here: this rank, which knows the number of ranks and the device.
+        dtype: its name, such as "bfloat16".
+    """
     a, b, h, s = shape.letters()
     ranks = f"emulated rank 0 of {here.size}" if here.emulated else counted(here.size, "rank")
     return f"s={s} b={b} h={h} a={a}, {dtype}\n{ranks} on {device_name(here.device)}, torch {version('torch')}"

@@ -23,13 +23,13 @@ _SIZES = {
 
 
 def lab_parser(script: str, doc: str, spelled: dict[str, str] | None = None) -> LabParser:
-    """Make a parser that has --json.
+    """Make the parser of a lab's command line, which has the option --json.
 
     Args:
-        script: the lab's file name.
+        script: the lab's file name, such as "measure_paper.py".
         doc: the lab's docstring; its second paragraph becomes the description in --help.
-        spelled: the option to name in the error, by the argument that a ConfigError complains about, where the two
-            names differ: {"num_layers": "--layers"}.
+        spelled: for arguments whose option has another name, the option that an error about this argument must name:
+            {"num_layers": "--layers"}.
     """
     parser = LabParser(prog=script, description=doc.split("\n\n")[1], spelled=spelled)
     add_json_argument(parser)
@@ -40,7 +40,8 @@ def add_shape_arguments(parser: argparse.ArgumentParser, default: str = "tiny") 
     """Add --model to a parser, and an option for each of s, b, h and a that overrides the model's own size.
 
     Args:
-        default: for the help text: which model is used without --model.
+        parser: the lab's parser; the options are added to it.
+        default: which model the lab takes without --model; it is only printed in the help text.
     """
     parser.add_argument(
         "--model", choices=("tiny", *PAPER_MODELS), help=f"model whose layer is used (default: {default})"
@@ -50,12 +51,22 @@ def add_shape_arguments(parser: argparse.ArgumentParser, default: str = "tiny") 
 
 
 def shape_from(args: argparse.Namespace) -> ModelShape:
-    """Return the shape that --model and the options for sizes describe; raise ConfigError on impossible sizes."""
+    """Return the shape that --model and the options for sizes describe.
+
+    Args:
+        args: parsed options of ``add_shape_arguments``.
+
+    Raises: ConfigError on impossible sizes.
+    """
     return model_shape(args.model or "tiny").with_sizes(**_given(args))
 
 
 def names_a_shape(args: argparse.Namespace) -> bool:
-    """Return whether the user has given --model or an option for a size."""
+    """Return whether the user has given --model or an option for a size.
+
+    Args:
+        args: parsed options of ``add_shape_arguments``.
+    """
     return args.model is not None or bool(_given(args))
 
 
@@ -64,10 +75,13 @@ def _given(args: argparse.Namespace) -> dict[str, int]:
 
 
 def layer_shapes(args: argparse.Namespace) -> list[ModelShape]:
-    """Return the layers to try, in order, from which ``machine.first_that_fits`` chooses.
+    """Return the shapes of the layers to try, in order, from which ``machine.first_that_fits`` chooses.
 
-    If the user has named a model or sizes, that is the only one. Otherwise it is a tiny layer on CPUs; on GPUs it is
-    the 22B model's layer, then the same with half the tokens, and so on.
+    If the user has named a model or sizes, the list has this layer only. Otherwise it has a tiny layer on CPUs; on GPUs
+    it has the 22B model's layer, then this layer with half as many tokens, and so on down to LEAST_TOKENS.
+
+    Args:
+        args: parsed options of ``add_shape_arguments`` and --device, which is "cpu" or "cuda" by now.
     """
     if args.device == "cpu" or names_a_shape(args):
         return [shape_from(args)]
@@ -78,7 +92,10 @@ def layer_shapes(args: argparse.Namespace) -> list[ModelShape]:
 
 
 def shortened(shape: ModelShape) -> str:
-    """Return a sentence for the user if a layer was shortened (``layer_shapes``) because of memory, else ""."""
+    """Return a sentence for the user if ``shape`` is the 22B model's layer with fewer tokens than in table 3, else "".
+
+    ``layer_shapes`` offers such shorter layers for GPUs with less memory.
+    """
     paper = PAPER_MODELS["22B"].shape
     if shape.seq_length < paper.seq_length and shape.with_sizes(seq_length=paper.seq_length) == paper:
         return f"The 22B model's layer with {shape.seq_length:,} of its {paper.seq_length:,} tokens: more do not fit."
@@ -99,7 +116,10 @@ def add_timing_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check_timing(args: argparse.Namespace) -> str:
-    """Check --rounds, and return the name of the dtype: --dtype, or ``usual_dtype`` if that isn't given.
+    """Check --rounds, and return the name of the dtype: --dtype, or ``usual_dtype`` without --dtype.
+
+    Args:
+        args: parsed options of ``add_timing_arguments``, and --device, which is "cpu" or "cuda" by now.
 
     Raises:
         ConfigError: The number of rounds is not allowed.
@@ -109,5 +129,11 @@ def check_timing(args: argparse.Namespace) -> str:
 
 
 def add_file_argument(parser: argparse.ArgumentParser, name: str, meaning: str) -> None:
-    """Add an option that names a file to write; ``files.check_files`` checks the file before any work is done."""
+    """Add an option that names a file to write; ``files.check_files`` checks the file before any work is done.
+
+    Args:
+        parser: the lab's parser; the option is added to it.
+        name: the option without its dashes, such as "trace".
+        meaning: its help text.
+    """
     parser.add_argument(f"--{name}", type=Path, metavar="FILE", help=meaning)

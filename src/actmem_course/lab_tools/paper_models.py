@@ -47,7 +47,7 @@ class PaperStage:
 
     @property
     def model(self) -> PaperModel:
-        """The model of table 3."""
+        """The sizes and the parallelism of the model, from table 3."""
         return PAPER_MODELS[self.model_name]
 
     @property
@@ -62,7 +62,7 @@ class PaperStage:
 
     @property
     def num_microbatches(self) -> int:
-        """How many microbatches one iteration has."""
+        """How many microbatches one iteration has, without data parallelism."""
         return num_microbatches(self.model)
 
     def _stage_rows(self) -> list[Row]:
@@ -70,40 +70,52 @@ class PaperStage:
         return stage_rows(model.shape, self.parallel, self.pipeline_rank, recompute, self.num_microbatches)
 
     def rows(self) -> list[Row]:
-        """Predict what the rank saves for backward at its peak: the terms that the paper counts."""
+        """Predict what the rank has saved for backward when it holds most: rows of the terms that the paper counts."""
         return paper_rows(self._stage_rows())
 
     def extra_rows(self) -> list[Row]:
-        """Predict what the rank saves for backward at its peak: the terms that the paper leaves out."""
+        """Predict what the rank has saved for backward when it holds most: rows of terms that the paper leaves out."""
         return extra_rows(self._stage_rows())
 
     @property
     def plan(self) -> Counted:
-        """This rank in the form in which the planner describes one, because ``measure_fullest`` takes that.
+        """This rank as a ``Counted``, the planner's record of a layout, because ``measure_fullest`` takes a Counted.
 
-        Its ``bytes``, for which the planner would give a prediction, are 0, because they aren't needed here.
+        Its field ``bytes``, which in the planner is the predicted peak, is 0: ``measure_fullest`` doesn't read it.
         """
         layout = replace(self.parallel, micro_batch_size=self.model.shape.micro_batch_size)
         return Counted(layout, self.configuration.recompute, self.num_microbatches, self.pipeline_rank, bytes=0)
 
 
 def num_microbatches(model: PaperModel) -> int:
-    """Return how many microbatches one iteration has without data parallelism."""
+    """Return how many microbatches one iteration has without data parallelism.
+
+    Args:
+        model: one of the paper's models, from PAPER_MODELS.
+    """
     return model.global_batch_size // model.shape.micro_batch_size
 
 
 @cache
 def measure_paper_stage(stage: PaperStage) -> list[Row]:
-    """Measure with the ledger what an emulated rank saves for backward at its peak, in bfloat16.
+    """Measure with the ledger what an emulated rank has saved for backward when it holds most, in bfloat16.
 
-    Returns: one row for each term.
+    Args:
+        stage: the model, the configuration and the pipeline rank to emulate.
+
+    Returns: measured rows, one for each term.
     """
     with emulated(stage.plan) as ranks:
         return measure_fullest(planned_model_of(stage.model_name), stage.plan, ranks)[1]
 
 
 def meta_model(shape: ModelShape, recompute: str = "none") -> GPT:
-    """Make the whole model on the meta device, where tensors take no memory."""
+    """Make the whole model on the meta device, where tensors take no memory.
+
+    Args:
+        shape: the model's sizes.
+        recompute: what backward recomputes: "none", "selective" or "full".
+    """
     with torch.device("meta"):
         # Built without naming the device: its random-number generators need a real one.
         model = GPT(shape, recompute=recompute, dtype=torch.bfloat16)
@@ -113,7 +125,11 @@ def meta_model(shape: ModelShape, recompute: str = "none") -> GPT:
 def count_flops(shape: ModelShape, recompute: str = "none") -> dict[str, int]:
     """Count the FLOPs of forward and backward of one microbatch through the whole model.
 
-    Returns: the FLOPs by torch's operator for matmuls, such as "aten.addmm".
+    Args:
+        shape: the model's sizes; the microbatch has ``shape.micro_batch_size`` sequences.
+        recompute: what backward recomputes: "none", "selective" or "full".
+
+    Returns: the FLOPs of each of torch's operators for matmuls, by its name, such as "aten.addmm".
     """
     model = meta_model(shape, recompute)
     tokens = torch.zeros(shape.micro_batch_size, shape.seq_length, dtype=torch.long, device="meta")
@@ -128,9 +144,9 @@ def count_iteration(model_name: str, recompute: str) -> dict[str, int]:
 
     Args:
         model_name: a key of PAPER_MODELS, such as "175B".
-        recompute: mode of recomputation.
+        recompute: what backward recomputes: "none", "selective" or "full".
 
-    Returns: the FLOPs by torch's operator, as in ``count_flops``.
+    Returns: the FLOPs of each of torch's operators for matmuls, by its name, such as "aten.addmm".
     """
     model = PAPER_MODELS[model_name]
     counts = count_flops(model.shape, recompute)
@@ -139,9 +155,12 @@ def count_iteration(model_name: str, recompute: str) -> dict[str, int]:
 
 @cache
 def count_parameters(model_name: str) -> tuple[int, int]:
-    """Count parameters by building the GPT.
+    """Count the parameters of one of the paper's models by building its GPT.
 
-    Returns: the parameters of the whole model, and those of one rank of its first pipeline stage.
+    Args:
+        model_name: a key of PAPER_MODELS, such as "175B".
+
+    Returns: how many parameters the whole model has, and how many of them one rank of the first pipeline stage has.
     """
     model, stage = PAPER_MODELS[model_name], PaperStage(model_name, "tensor+sequence")
     chunks = chunks_of(planned_model_of(model_name), stage.plan)

@@ -76,12 +76,13 @@ def allocator_bytes(
     """Run training steps until one more step reserves no more memory, and return how much is allocated and reserved.
 
     Args:
-        model: the model, made of fake tensors.
-        inputs: the inputs of each microbatch, as ``run_forward`` takes them.
-        optimizer: the optimizer of the model's parameters.
+        model: a model whose parameters are fake tensors.
+        inputs: the inputs of each microbatch: a tuple for ``model(*inputs)``, a dict for ``model(**inputs)``, any other
+            value for ``model(inputs)``.
+        optimizer: of the model's parameters.
         num_microbatches: how many microbatches a step has.
 
-    Returns: the peak of allocated bytes, and the bytes that are reserved in the end.
+    Returns: the peak of the allocated bytes, and the reserved bytes after the last step.
     """
     memory, before = ReservedMemory([*model.parameters(), *model.buffers(), *tensors_in(inputs)]), 0
     gc.disable()  # or storages in reference cycles would be freed at any moment

@@ -7,21 +7,22 @@ from actmem_tools.command_line import empty_table
 
 
 def numbers(name: str) -> Column:
-    """Return a column for numbers: aligned right, never wrapped."""
+    """Return a column for numbers, aligned right and never wrapped, with ``name`` as its heading."""
     return Column(name, justify="right", no_wrap=True)
 
 
 def words(name: str) -> Column:
-    """Return a column for sentences, which may wrap."""
+    """Return a column for sentences, which may wrap, with ``name`` as its heading."""
     return Column(name, overflow="fold")
 
 
 def table(title: str, *columns: str | Column, tight: bool = False) -> Table:
-    """Make an empty table.
+    """Make a table with columns and no lines yet.
 
     Args:
         title: the line above the table.
-        columns: the columns; one given as a string, its name, is for short text that never wraps.
+        columns: each a column from ``numbers`` or ``words``, or a string: the heading of a column for short text that
+            never wraps.
         tight: whether to put less space between the columns.
     """
     made = empty_table(title)
@@ -33,10 +34,10 @@ def table(title: str, *columns: str | Column, tight: bool = False) -> Table:
 
 
 def red_if(wrong: bool) -> str:
-    """Return a rich style for a line of a table: bold red if ``wrong``, else plain."""
+    """Return a style for a line of a rich table: "bold red" if ``wrong``, else ""."""
     return "bold red" if wrong else ""
 
 
 def two_lines(text: str, below: str) -> Text:
-    """Return a table cell with ``text`` and below it a dim second line."""
+    """Return a table cell of two lines: ``text``, and under it ``below`` in dim letters."""
     return Text(text).append(f"\n{below}", style="dim")

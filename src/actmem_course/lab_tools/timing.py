@@ -1,4 +1,4 @@
-"""Time several candidates fairly: they take turns, so that whatever slows the machine slows all of them.
+"""Time several candidates (such as a layer in several modes) in turns, so that whatever slows the machine slows all.
 
 A machine's speed drifts with other programs, heat and clock rates.  So each round runs every candidate once, in a new
 random order, and candidates are compared within a round.  Forward and backward are timed separately.
@@ -30,42 +30,60 @@ WARM_UP = 2
 
 @dataclass(frozen=True)
 class Sample:
-    """The seconds of one timed step's forward and backward."""
+    """The times of one step.
+
+    Attributes:
+        forward_seconds: Seconds of forward.
+        backward_seconds: Seconds of backward.
+    """
 
     forward_seconds: float
     backward_seconds: float
 
     @property
     def seconds(self) -> float:
-        """Forward and backward together."""
+        """Seconds of forward and backward together."""
         return self.forward_seconds + self.backward_seconds
 
 
 @dataclass(frozen=True)
 class Work:
-    """Code to be timed.  One step runs ``backward(forward())``; after it ``finish()`` cleans up, which isn't timed."""
+    """Code to be timed.  One step runs ``backward(forward())``, and then ``finish()``, which isn't timed.
+
+    Attributes:
+        forward: runs forward, and returns its output.
+        backward: runs backward; it takes forward's output.
+        finish: cleans up after a step, such as freeing gradients; by default it does nothing.
+    """
 
     forward: Callable[[], Any]
     backward: Callable[[Any], None]
     finish: Callable[[], None] = lambda: None
 
     def under(self, context: Callable[[], ContextDecorator]) -> Work:
-        """Return the same work, but with forward and backward each run inside a new ``context()``."""
+        """Return a copy of this work in which forward and backward each run inside a ``context()`` of their own.
+
+        Args:
+            context: makes a context manager that also works as a decorator, such as a function with @contextmanager.
+        """
         return Work(context()(self.forward), context()(self.backward), self.finish)
 
 
 class Stopwatch:
     """Marks moments and returns the seconds between two of them.
 
-    On ``"cuda"`` a moment is an event on the current stream; call ``wait`` before you read the seconds. On other
-    devices it is the wall-clock time.
+    On "cuda" a moment is an event on the current stream; call ``wait`` before you read the seconds. On other devices a
+    moment is the wall-clock time.
+
+    Args:
+        device: "cpu" or "cuda".
     """
 
     def __init__(self, device: str):
         self._cuda = device == "cuda"
 
     def mark(self) -> Any:
-        """Return the current moment."""
+        """Return the current moment, to be given to ``seconds``."""
         if not self._cuda:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
@@ -73,7 +91,12 @@ class Stopwatch:
         return event
 
     def seconds(self, start: Any, end: Any) -> float:
-        """Return the seconds between two moments that ``mark`` returned; on CUDA call ``wait`` before."""
+        """Return the seconds between two moments; on CUDA call ``wait`` before.
+
+        Args:
+            start: the first moment, from ``mark``.
+            end: the second moment, from ``mark``.
+        """
         return start.elapsed_time(end) / 1000 if self._cuda else end - start
 
     def wait(self) -> None:
@@ -99,10 +122,10 @@ def take_turns(
     Args:
         candidates: the work of each candidate, by its name.
         rounds: how many rounds are timed.
-        warm_up: how many rounds run before and don't count.
+        warm_up: how many untimed rounds run before the timed ones.
         device: "cpu" or "cuda".
         meet: called before each step; a barrier if there are several ranks.
-        on_round: called after each round with its number, from 1 on.
+        on_round: called after each round, untimed ones too, with the round's number, from 1 on.
 
     Returns:
         For each candidate a list of samples, one for each round.
@@ -159,7 +182,13 @@ class Timings:
     part: str = "seconds"
 
     def medians(self, name: Hashable) -> dict[str, float]:
-        """Return one candidate's medians, under "forward_seconds", "backward_seconds" and "combined_seconds"."""
+        """Return the medians of one candidate's times over all rounds, in seconds.
+
+        Args:
+            name: the candidate, a key of ``samples``.
+
+        Returns: the medians under "forward_seconds", "backward_seconds" and "combined_seconds" (both passes).
+        """
         fields = {"forward": "forward_seconds", "backward": "backward_seconds", "combined": "seconds"}
         return {
             f"{part}_seconds": median(getattr(sample, field) for sample in self.samples[name])
@@ -167,25 +196,33 @@ class Timings:
         }
 
     def over(self, name: Hashable, base: Hashable) -> dict[str, Any]:
-        """Return how much longer candidate ``name`` takes than ``base``, in the form that the function ``over`` has."""
+        """Compare two candidates round by round: how much longer does ``name`` take than ``base``?
+
+        Args:
+            name: the candidate to compare, a key of ``samples``.
+            base: the candidate to compare it with, a key of ``samples``.
+
+        Returns: the dict of the function ``over``: "value" is the median increase (0.04 is 4% longer), "low" and "high"
+            are the ends of its 95% confidence interval, and "is_real" is False if the difference could be noise.
+        """
         return over(*([getattr(sample, self.part) for sample in self.samples[one]] for one in (name, base)))
 
 
 def over(times: Sequence[float], base: Sequence[float]) -> dict[str, Any]:
-    """Compute how much longer something takes than a base, with a confidence interval, as labs write it to JSON.
+    """Compute how much longer one candidate takes than another, with a confidence interval.
 
     Each time is divided by the base's time of the same round, so that whatever slowed both cancels.
 
     Args:
-        times: seconds, one for each round.
-        base: seconds of the base in the same rounds.
+        times: the candidate's seconds, one number for each round.
+        base: the seconds of the candidate to compare with, in the same rounds.
 
-    Returns:
-        ``value``: the median of these ratios, minus 1; 0.04 is 4% longer.
-        ``low``, ``high``: the ends of the 95% confidence interval of that median, minus 1.
-        ``margin``: half the width of that interval.
-        ``is_real``: False if the difference could be noise.
-        ``within``: the size that the difference is below, if it could be noise.
+    Returns: a dict that labs write to JSON, with these keys:
+        "value": the median of these ratios, minus 1; 0.04 is 4% longer.
+        "low", "high": the ends of the 95% confidence interval of that median, minus 1.
+        "margin": half the width of that interval.
+        "is_real": False if the difference could be noise.
+        "within": the larger of |low| and |high|: a difference that could be noise is smaller than this.
     """
     ratios = sorted(seconds / base_seconds for seconds, base_seconds in zip(times, base, strict=True))
     outside = _ranks_outside(len(ratios))
@@ -210,15 +247,15 @@ def _ranks_outside(count: int) -> int:
 
 
 def time_in_turns(work: Mapping[Any, Work], ranks: Ranks, *, rounds: int, part: str = "seconds") -> Timings:
-    """Time all candidates in turns on all ranks together, and show progress. Every rank must call it.
+    """Time all candidates in turns on all ranks together, and show progress. Every rank must call this function.
 
     Args:
         work: the work of each candidate, by its name.
-        ranks: this rank, with its connection to the others.
+        ranks: this rank, with its connection to the other ranks.
         rounds: how many rounds are timed; in each round every candidate runs once.
         part: which seconds ``Timings.over`` compares: "seconds" (both passes), "forward_seconds" or "backward_seconds".
 
-    Returns: for each candidate the samples of the rank that was slowest in each round.
+    Returns: for each candidate one sample per round: that of the rank that was slowest in this round.
     """
     keep_freed_memory()
     # Meaningless values of emulated ranks may be denormal numbers, on which CPUs are slow.
@@ -247,7 +284,7 @@ def keep_freed_memory() -> bool:
     recomputation; the effect is larger than the difference between the modes. GPU allocators, and the CPU allocators
     that training runs use, keep freed memory too.
 
-    Returns: whether it worked; it does with glibc only.
+    Returns: whether the C library accepted both settings; only glibc does.
     """
     mmap_threshold, trim_threshold = -3, -1  # names of malloc.h, which ctypes doesn't know
     try:

@@ -49,13 +49,13 @@ def paper_ranges() -> Iterator[None]:
 
 
 def write_trace(candidates: dict[str, Work], path: Path | None, device: str) -> None:
-    """Run each candidate once, and write a trace that https://ui.perfetto.dev can show.
+    """Run one traced step of each candidate, and write a trace that https://ui.perfetto.dev can show.
 
-    Every rank must call it.
+    An untraced step of each candidate runs before. Every rank must call this function.
 
     Args:
-        candidates: the work of each candidate, by its name.
-        path: the file to write; None on ranks that write nothing.
+        candidates: the work of each candidate, by the name that the trace then shows.
+        path: the file to write; None on ranks that write no file.
         device: "cpu" or "cuda".
     """
     for work in candidates.values():  # so that one-time work is not part of a step
@@ -81,10 +81,15 @@ def hidden_collectives(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Find how much of the time of collectives overlaps with other kernels in a trace.
 
     Args:
-        events: ``traceEvents`` of a file that ``write_trace`` wrote on a GPU (a CPU's trace has no kernels).
+        events: the list under "traceEvents" in a file that ``write_trace`` wrote on a GPU (a CPU's trace has no
+            kernels).
 
-    Returns: a dict for each ``step``, ``pass`` and ``kind`` of collective, with ``ms``, the milliseconds of its NCCL
-        kernels, and ``hidden_ms``, the part of them during which another kernel ran.
+    Returns: a dict for each candidate, pass and kind of collective, with these keys:
+        "step": the candidate's name.
+        "pass": "forward" or "backward".
+        "kind": "all-gather", "reduce-scatter" or "all-reduce".
+        "ms": the milliseconds of the NCCL kernels of this kind.
+        "hidden_ms": the milliseconds of these during which a kernel that isn't NCCL's ran, too.
     """
     kernels = [event for event in events if event.get("cat") == "kernel"]
     others = [(event["ts"], event["ts"] + event["dur"]) for event in kernels if "nccl" not in event["name"].lower()]

@@ -24,7 +24,7 @@ _APART = 2**50
 
 
 def rounded(num_bytes: int, unit: int = _ROUND) -> int:
-    """Round ``num_bytes`` up to a multiple of ``unit``, and to at least one unit."""
+    """Round ``num_bytes`` up to a multiple of ``unit`` bytes, and to at least one unit."""
     return max(unit, -(-num_bytes // unit) * unit)
 
 
@@ -33,10 +33,10 @@ class MemoryBlock:
     """A part of a segment that is free or holds one tensor.
 
     Attributes:
-        address: Its address in bytes.
-        size: Its size in bytes.
-        in_use: Whether it holds a tensor.
-        name: Name of the tensor that it holds, or of the last one that it held.
+        address: The block's address, in bytes.
+        size: The block's size, in bytes.
+        in_use: Whether the block holds a tensor.
+        name: Name of the tensor that the block holds, or of the last tensor that it held; "" if it never held one.
     """
 
     address: int
@@ -50,8 +50,8 @@ class Segment:
     """Memory that the allocator requested from the GPU at once, divided into blocks.
 
     Attributes:
-        small: Whether it is for tensors of up to 1 MiB.
-        blocks: Its blocks in the order of their addresses, free ones and those in use.
+        small: Whether the segment is for tensors of up to 1 MiB.
+        blocks: The segment's blocks in the order of their addresses, free blocks and those in use.
     """
 
     small: bool
@@ -59,11 +59,11 @@ class Segment:
 
     @property
     def address(self) -> int:
-        """The address of its first block, in bytes."""
+        """The address of the segment's first block, in bytes."""
         return self.blocks[0].address
 
     def join_free(self) -> None:
-        """Merge free blocks that are neighbours."""
+        """Merge free blocks that are neighbours into one block."""
         joined = self.blocks[:1]
         for block in self.blocks[1:]:
             if joined[-1].in_use or block.in_use:
@@ -81,9 +81,10 @@ class CachingAllocator:
     even then the bytes of ``stuck`` stay reserved.
 
     Attributes:
-        expandable: Whether PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True is set: a segment then grows, and no second
-            one is made.
-        allocated, peak: Bytes of blocks in use, now and at most.
+        expandable: Whether PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True is set: there is then one segment for small
+            and one for large tensors, and each grows.
+        allocated: Bytes of the blocks in use now.
+        peak: The most bytes of blocks in use at once so far.
         segments: The segments requested from the GPU so far.
     """
 
@@ -94,7 +95,12 @@ class CachingAllocator:
     _end: int = 0
 
     def take(self, name: str, num_bytes: int) -> MemoryBlock:
-        """Return a block for a tensor of ``num_bytes``."""
+        """Find or make a free block for a tensor of ``num_bytes`` bytes, mark it as in use, and return it.
+
+        Args:
+            name: the tensor's name, which the block keeps; it can be "".
+            num_bytes: the tensor's bytes.
+        """
         size = rounded(num_bytes)
         small = size <= _SMALL
         usable = (segment for segment in self.segments if segment.small == small)
@@ -112,7 +118,7 @@ class CachingAllocator:
         return block
 
     def free(self, *blocks: MemoryBlock) -> None:
-        """Free blocks, and merge them with free neighbours."""
+        """Mark blocks that ``take`` returned as free, and merge them with free neighbours."""
         for block in blocks:
             block.in_use = False
             self.allocated -= block.size

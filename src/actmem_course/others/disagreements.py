@@ -15,7 +15,13 @@ from actmem_course.others import paper, table_rows
 
 @dataclass(frozen=True)
 class Value:
-    """One of our numbers, with its unit; the label says for which model or case it is."""
+    """One of our numbers.
+
+    Attributes:
+        label: The model or the case to which the number belongs, such as "22B".
+        value: The number, in that unit.
+        unit: Such as "%" or "GiB"; "" for a plain number.
+    """
 
     label: str
     value: Fraction | float
@@ -31,9 +37,9 @@ class Disagreement:
     """One place where the paper and our count differ.
 
     Attributes:
-        where: The section of the paper.
+        where: The place in the paper, such as a section.
         printed: What the paper says there.
-        ours: Our numbers for the same quantity.
+        ours: Our numbers for the quantity that the paper gives there.
         why: The cause of the difference.
     """
 
@@ -47,7 +53,7 @@ class Disagreement:
 
 
 def disagreements() -> list[Disagreement]:
-    """Return all disagreements in the order of the paper: texts from disagreements.tsv, with our numbers computed."""
+    """Return all disagreements: texts from disagreements.tsv, in the order of its lines, with our numbers computed."""
     lines = table_rows("disagreements.tsv")
     return [Disagreement(ours=tuple(ours), **line) for line, ours in zip(lines, _values(), strict=True)]
 
@@ -99,11 +105,11 @@ def _percents(shares: dict[str, Fraction]) -> list[Value]:
 
 
 def baseline_share(row: str, model: PaperModel) -> Fraction:
-    """Return the bytes that one layer saves in a configuration, divided by those with tensor parallelism alone.
+    """Return the bytes that one layer saves in a configuration, divided by its bytes with tensor parallelism alone.
 
     Args:
         row: the configuration: a row of the paper's table 2 by its name, such as "tensor+sequence".
-        model: the paper's model.
+        model: one of the paper's models, from PAPER_MODELS.
     """
     rows = {configuration.name: configuration for configuration in TABLE2}
     place = model.shape, model.parallel.tensor_parallel_size

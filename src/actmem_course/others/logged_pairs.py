@@ -52,11 +52,13 @@ class LoggedPair:
 
     Attributes:
         what: The setting in which they differ.
-        gpu: The kind of GPU.
-        first, second: The names of the two runs' tests.
+        gpu: The kind of GPU, such as "a100".
+        first: The name of the first run's test in NVIDIA/Megatron-LM.
+        second: The name of the second run's test.
         logged_bytes: The first run's activations minus the second's, in bytes.  A run's activations are its logged
             peak minus what it holds between steps.
-        counts: How many more tensors of each kind the first run has (negative: fewer), by the names of ``term_bytes``.
+        counts: How many tensors of each kind the first run has in addition to those of the second (negative: fewer).
+            The keys are those of ``term_bytes``, such as "2sbh".
     """
 
     what: str
@@ -85,13 +87,16 @@ class LoggedPair:
 
     @property
     def explained(self) -> bool:
-        """Whether the formula is exact up to a few one-element tensors, such as a loss; each takes a block of 512 B."""
+        """Whether the formula is exact up to at most MOST_NUMBERS tensors of one element, such as a loss.
+
+        Each of these takes a block of 512 B, so the difference must be a multiple of 512 B.
+        """
         numbers, rest = divmod(abs(self.apart_bytes), BLOCK_BYTES)
         return not rest and numbers <= MOST_NUMBERS
 
 
 def logged_pairs() -> list[LoggedPair]:
-    """Read all pairs of logged runs from logged_pairs.tsv, in its order.
+    """Read all pairs of logged runs from logged_pairs.tsv, in the order of its lines.
 
     In each of the first two pairs the two runs' activations differ by exactly the bytes that the pair's formula
     predicts.  In the third they differ by 3,072 B more than predicted: six tensors of one element, 512 B each.

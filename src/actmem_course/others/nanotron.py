@@ -25,10 +25,14 @@ _WORKSPACE_BYTES = 8 * 4096 * 2**10
 
 
 def first_stage_layers(pipeline_parallel_size: int) -> int:
-    """Return how many layers rank 0 has, besides the embedding.
+    """Return how many transformer layers of ``NANOTRON_MODEL`` rank 0 has; it also has the embedding.
 
-    nanotron distributes blocks by the elements of their weights: 4h² + 3hf for a layer, vh for the output layer. A rank
-    gets blocks until their sum exceeds its share; it keeps the block that exceeds it.
+    nanotron gives each rank blocks, in order, until the rank's blocks have more than 1/p of all weight elements. The
+    block that passes this limit stays on the rank. A layer counts 4h² + 3hf elements, the output layer vh, and the
+    embedding none.
+
+    Args:
+        pipeline_parallel_size: p, the number of pipeline ranks.
     """
     layer = 4 * _H * _H + 3 * _H * _F
     all_blocks = NANOTRON_MODEL.num_layers * layer + NANOTRON_MODEL.vocab_size * _H
@@ -36,7 +40,7 @@ def first_stage_layers(pipeline_parallel_size: int) -> int:
 
 
 def layer_bytes(b: int, t: int) -> dict[str, int]:
-    """Return the bytes that one layer saves for backward of one microbatch, by tensor.
+    """Return the bytes that one layer saves for backward of one microbatch, by the tensor's name.
 
     For each sequence the sum is 2s[2h + (9h + 4f)/t] + 4sa/t + 8s/t bytes, with 8h in place of 9h if b = 1.
 
@@ -70,8 +74,8 @@ def static_bytes(layout: Parallel, layers: int, vocab_size: int) -> dict[str, in
     """Return the bytes that rank 0 holds between two steps.
 
     Args:
-        layout: the run's parallelism.
-        layers: how many layers rank 0 has.
+        layout: the run's sizes of data, tensor and pipeline parallelism.
+        layers: how many layers rank 0 has, from ``first_stage_layers``.
         vocab_size: v, padded to a multiple of t.
 
     Returns: the bytes of "weights", "gradients", "optimizer states" and "buffers".
@@ -91,7 +95,7 @@ def static_bytes(layout: Parallel, layers: int, vocab_size: int) -> dict[str, in
 
 
 def loss_bytes(b: int, t: int, vocab_size: int) -> dict[str, int]:
-    """Return the bytes that the last stage's norm, output layer and loss save for one microbatch, by tensor.
+    """Return the bytes that the last stage's norm, output layer and loss save for one microbatch, by the tensor's name.
 
     Args:
         b: sequences of the microbatch.
@@ -112,7 +116,9 @@ def loss_bytes(b: int, t: int, vocab_size: int) -> dict[str, int]:
 
 
 def backward_bytes(b: int, t: int) -> int:
-    """Return the peak of the bytes that the last MLP's backward allocates: in its down projection, or in its gate.
+    """Return the peak of the bytes that the backward of the last layer's MLP allocates.
+
+    It is the larger of two moments: the backward of the down projection, and that of the gated unit.
 
     Args:
         b: sequences of the microbatch.
@@ -128,10 +134,15 @@ def backward_bytes(b: int, t: int) -> int:
 
 
 def nanotron_moments(layout: Parallel, num_microbatches: int) -> dict[str, dict[str, int]]:
-    """Return what rank 0 holds at each moment that can be its peak.
+    """Return the bytes that rank 0 holds at each moment that can be its peak.
 
-    Returns: one or two moments: "backward of the last MLP"; and "loss", if p = 1. Each has the bytes of the parts of
-        ``static_bytes``, of "activations", and of "transient" or "logits".
+    Args:
+        layout: the run's sizes of data, tensor and pipeline parallelism, and of the microbatch.
+        num_microbatches: how many microbatches each data-parallel rank runs in a step.
+
+    Returns: one or two moments: "backward of the last MLP"; and "loss", if p = 1. Each is a dict of bytes, with the
+        keys of ``static_bytes``, "activations", and "transient" (what the MLP's backward allocates) or "logits" (what
+        the loss saves).
     """
     b, t, p = layout.micro_batch_size, layout.tensor_parallel_size, layout.pipeline_parallel_size
     layers, flight = first_stage_layers(p), in_flight(layout, 0, num_microbatches)
@@ -150,8 +161,10 @@ class NanotronRun:
     """One run of the 1.1B Llama on H100s.
 
     Attributes:
-        gpus: How many GPUs it ran on.
-        dp, tp, pp: Sizes of data, tensor and pipeline parallelism.
+        gpus: How many GPUs the run had, dp · tp · pp.
+        dp: Size of data parallelism.
+        tp: Size of tensor parallelism.
+        pp: Size of pipeline parallelism.
         mbz: Sequences in a microbatch.
         logged_mib: ``torch.cuda.max_memory_allocated`` of rank 0, in MiB.
     """
@@ -165,12 +178,15 @@ class NanotronRun:
 
     @property
     def setting(self) -> str:
-        """The sizes in words."""
+        """The run's sizes as a line of text: "8 GPUs dp 2 tp 2 pp 2 mbz 4"."""
         return f"{self.gpus} GPUs dp {self.dp} tp {self.tp} pp {self.pp} mbz {self.mbz}"
 
     @cached_property
     def fullest(self) -> tuple[str, dict[str, int]]:
-        """The moment of rank 0's predicted peak, and its bytes by part, as in ``nanotron_moments``."""
+        """The name of the moment at which rank 0 is predicted to hold most, and its bytes by part.
+
+        Both are an item of what ``nanotron_moments`` returns.
+        """
         layout = Parallel(self.tp, True, self.pp, micro_batch_size=self.mbz, data_parallel_size=self.dp)
         moments = nanotron_moments(layout, layout.num_microbatches(NANOTRON_GLOBAL_BATCH))
         return max(moments.items(), key=lambda moment: sum(moment[1].values()))
@@ -187,10 +203,10 @@ class NanotronRun:
 
 
 def nanotron_runs() -> list[NanotronRun]:
-    """Read the 18 logged runs from nanotron_runs.tsv, in its order.
+    """Read the 18 logged runs from nanotron_runs.tsv, in the order of its lines.
 
-    They were drawn once, at random, from the runs in nanotron/old_bench and nanotron/bench_cluster,
-    llama-1B/…/log_metrics.csv.
+    These runs were drawn once, at random, from those whose logs are published as llama-1B/…/log_metrics.csv in
+    nanotron/old_bench and nanotron/bench_cluster.
     """
     sizes = ("gpus", "dp", "tp", "pp", "mbz")
     return [

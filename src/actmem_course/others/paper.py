@@ -20,7 +20,14 @@ A100_BYTES = 80 * 2**30
 
 @dataclass(frozen=True)
 class LayerTime:
-    """One row of table 4: milliseconds of one layer of the 22B model, and the overhead over the baseline in percent."""
+    """One row of table 4: times of one layer of the 22B model.
+
+    Attributes:
+        forward_ms: Milliseconds of forward.
+        backward_ms: Milliseconds of backward, with recomputation.
+        combined_ms: Milliseconds of both.
+        overhead_percent: How much longer both take than in the row "baseline, no recompute", in percent; None there.
+    """
 
     forward_ms: float
     backward_ms: float
@@ -44,7 +51,7 @@ class IterationTime:
     Attributes:
         full_recompute_seconds: Seconds with full recomputation.
         seconds: Seconds with sequence parallelism and selective recomputation.
-        gain_percent: How much more throughput that is.
+        gain_percent: How much higher the throughput is than with full recomputation, in percent.
         mfu_percent: Model FLOPs utilization, in percent.
         hfu_percent: Hardware FLOPs utilization, which counts recomputation, in percent.
     """
@@ -73,9 +80,9 @@ class DataParallelRun:
     Attributes:
         data_parallel_size: How many replicas of the model there are.
         num_devices: GPUs of all replicas together.
-        seconds: Seconds of one training step.
+        seconds: Seconds of one training step with selective recomputation.
         mfu_percent: Model FLOPs utilization with selective recomputation, in percent.
-        full_recompute_mfu_percent: The same with full recomputation.
+        full_recompute_mfu_percent: Model FLOPs utilization with full recomputation, in percent.
     """
 
     data_parallel_size: int
@@ -100,11 +107,11 @@ SECTION5_ADDED_FLOPS_PERCENT = {"175B": 2.7, "530B": 1.6}
 
 @dataclass(frozen=True)
 class MicrobatchLevel:
-    """One result of appendix C: MFU with microbatch-level recomputation, and the gain over the run without it.
+    """One result of appendix C: microbatch-level recomputation.
 
     Attributes:
-        mfu_percent: Model FLOPs utilization, in percent.
-        gain_points: The gain, in percentage points, as printed.
+        mfu_percent: Model FLOPs utilization with microbatch-level recomputation, in percent.
+        gain_points: By how many percentage points that is more than without it, as printed.
     """
 
     mfu_percent: float
@@ -118,9 +125,9 @@ def percent_of_peak(model_name: str, flops: int, seconds: float) -> float:
     """Return the FLOPs per second of an iteration in percent of the peak rate of the model's A100s, 312 TFLOP/s each.
 
     Args:
-        model_name: a key of PAPER_MODELS, which says how many GPUs there are.
-        flops: FLOPs of the iteration.
-        seconds: its seconds.
+        model_name: a key of PAPER_MODELS, such as "175B"; it determines how many GPUs there are.
+        flops: FLOPs of one iteration on all GPUs together.
+        seconds: seconds of the iteration.
     """
     return 100 * utilisation(flops, seconds, PAPER_MODELS[model_name].num_devices, A100_FLOPS_PER_SECOND)
 
@@ -129,8 +136,8 @@ def mfu_percent(model_name: str, seconds: float) -> float:
     """Return an iteration's model FLOPs utilization (MFU) in percent, with the FLOPs of the paper's equation 7.
 
     Args:
-        model_name: a key of PAPER_MODELS.
-        seconds: seconds of the iteration.
+        model_name: a key of PAPER_MODELS, such as "175B".
+        seconds: seconds of one iteration.
     """
     model = PAPER_MODELS[model_name]
     return percent_of_peak(model_name, eq7(model.shape, model.global_batch_size), seconds)

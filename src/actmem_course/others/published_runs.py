@@ -6,12 +6,12 @@ published_predictions.tsv has the predictions: the bytes allocated, and the byte
 published_runs.tsv has the runs, with these columns:
 
 - peak: the published peak; before: the memory that was in use before the model was made, if the source says so.
-- kind: what was measured (see ``PublishedRun``).
+- kind: what was measured: "allocated", "reserved" or "nvidia-smi"; ``PublishedRun`` explains these.
 - command: the ``actmem plan`` command for the run.
-- recomputes: which of the command's plans the run was: the one that recomputes no block, the one that recomputes all
-  blocks, or the one that recomputes the part of each block that --again names.
+- recomputes: which of the command's plans the run was: "no" (no block is recomputed), "all" (every block is), or
+  "part" (of every block the part that --again names).
 - held: what the run held longer than that plan does: "logits" are float32 logits kept from one forward to the next.
-- left_out: why the run can't be predicted: its source doesn't say all of what it ran, or no option describes it.
+- left_out: why the run can't be predicted: its source doesn't describe the run fully, or no option of plan does.
 - why: the cause, if prediction and publication differ.
 """
 
@@ -27,12 +27,18 @@ class PublishedRun:
     """One published run.
 
     Attributes:
+        name: the run's name: program, model, GPUs, microbatch.
+        command: the ``actmem plan`` command for the run; "" if there is none.
+        recomputes: which of the command's plans the run was: "no", "all" or "part" (of each block).
+        held: "logits" if the run kept float32 logits from one forward to the next; else "".
         published_bytes: the published peak, without the memory in use before the model was made.
-        kind: what was measured: "allocated" bytes, "reserved" bytes, or "nvidia-smi".
+        kind: what was measured: "allocated" (bytes of tensors), "reserved" (bytes that torch's allocator took from the
+            GPU), or "nvidia-smi" (the used memory that this program shows).
+        source: the address of the publication.
+        left_out: why the run can't be predicted; "" if it is predicted.
+        why: the cause, if prediction and publication differ; else "".
         plan_bytes: the predicted peak of allocated bytes; None if the run is left out.
         reserved_bytes: the bytes that torch's allocator is predicted to reserve; None if the run is left out.
-
-    The other fields are columns of published_runs.tsv, which the module's docstring explains.
     """
 
     name: str
@@ -49,9 +55,10 @@ class PublishedRun:
 
     @property
     def predicted_bytes(self) -> int | None:
-        """The prediction to compare with ``published_bytes``: allocated bytes for "allocated", else reserved bytes.
+        """The prediction to compare with ``published_bytes``; None if the run is left out.
 
-        What ``nvidia-smi`` shows, minus the memory in use before the model was made, is the reserved bytes.
+        For the kind "allocated" it is ``plan_bytes``. For "reserved" and "nvidia-smi" it is ``reserved_bytes``: what
+        nvidia-smi shows, minus the memory in use before the model was made, is what the allocator reserved.
         """
         return self.plan_bytes if self.kind == "allocated" else self.reserved_bytes
 
@@ -62,7 +69,7 @@ class PublishedRun:
 
 
 def published_runs() -> list[PublishedRun]:
-    """Return all runs; those that are left out come last."""
+    """Return all published runs, in the order of published_runs.tsv: runs that are left out come last."""
     predicted = {row["name"]: row for row in table_rows("published_predictions.tsv")}
     runs = []
     for row in table_rows("published_runs.tsv"):

@@ -43,22 +43,23 @@ class RingState:
     sent_bytes: int
 
     def complete(self, rank: int, chunk: int) -> bool:
-        """Return whether a rank's copy of a chunk is the sum over all ranks."""
+        """Return whether the copy of chunk ``chunk`` on rank ``rank`` is the sum over all ranks."""
         return len(self.held[rank][chunk]) == len(self.held)
 
 
 def ring(kind: str, ranks: int, payload_bytes: int) -> list[RingState]:
     """Simulate one ring collective, and return its state before the first step and after every step.
 
-    An all-reduce takes 2(t − 1) steps, the others t − 1. An all-gather starts where a reduce-scatter ends: rank r has
-    the finished chunk r and no other. The size of a chunk is the payload divided by t, rounded up.
+    An all-reduce takes 2(t − 1) steps; a reduce-scatter and an all-gather take t − 1. An all-gather starts where a
+    reduce-scatter ends: rank r has the finished chunk r and no other chunk. The size of a chunk is the payload divided
+    by t, rounded up.
 
     Args:
-        kind: the collective, a key of PHASES.
-        ranks: t.
-        payload_bytes: bytes of the whole tensor.
+        kind: the collective: "reduce-scatter", "all-gather" or "all-reduce".
+        ranks: t, at most LARGEST_RING.
+        payload_bytes: bytes of the unsharded tensor.
 
-    Raises: ConfigError on another kind.
+    Raises: ConfigError on another kind, or if a number is out of range.
     """
     check_choice("kind", kind, PHASES)
     t = check_size("ranks", ranks, largest=LARGEST_RING)

@@ -1,6 +1,7 @@
 """Simulate a pipeline schedule: when does each action run, how long are ranks idle, what do they hold over time?
 
-Every action starts as soon as its rank is free and its input has arrived.
+An action is the forward ("F") or backward ("B") pass of one microbatch through one model chunk. Every action starts as
+soon as its rank is free and its input has arrived.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,8 +20,8 @@ def validate(ranks: Schedule, num_microbatches: int, num_model_chunks: int = 1) 
     The error names the first fault.
 
     Args:
-        ranks: the schedule: the actions of each rank.
-        num_microbatches: how many microbatches it should run.
+        ranks: the schedule: for each rank the list of its actions, in order.
+        num_microbatches: how many microbatches the schedule should run.
         num_model_chunks: how many model chunks each rank has.
     """
     for rank, actions in enumerate(ranks):
@@ -58,7 +59,14 @@ def _named(action: Action, num_model_chunks: int) -> str:
 
 @dataclass(frozen=True)
 class Span:
-    """The start and the end of one action on one rank, in the unit of the times given to ``timeline``."""
+    """The time that one action takes on one rank.
+
+    Attributes:
+        rank: The rank's number, from 0.
+        start: When the action starts, in the unit of the times given to ``timeline``, from 0.
+        end: When the action ends, in the same unit.
+        action: The forward or backward pass of one microbatch through one model chunk.
+    """
 
     rank: int
     start: int
@@ -70,11 +78,12 @@ def timeline(ranks: Schedule, forward_time: int = 1, backward_time: int = 2, sen
     """Simulate a schedule: every action starts as soon as its rank is free and its input has arrived.
 
     Args:
-        ranks: the schedule: the actions of each rank.
-        forward_time, backward_time: duration of one chunk's forward and backward pass, in any unit.
+        ranks: the schedule: for each rank the list of its actions, in order.
+        forward_time: duration of the forward pass of one microbatch through one model chunk, in any unit.
+        backward_time: duration of the backward pass of one microbatch through one model chunk, in the same unit.
         send_time: duration of a send from one rank to the next, in the same unit; both ranks compute meanwhile.
 
-    Returns: the start and the end of every action, ordered by start.
+    Returns: a ``Span`` with the start and the end of every action, ordered by start.
 
     Raises: ConfigError on a deadlock.
     """
@@ -130,7 +139,10 @@ def _end(spans: list[Span]) -> int:
 def bubble_of(spans: list[Span]) -> Fraction:
     """Return the pipeline's bubble as 2104.04473 defines it: idle time divided by computing time.
 
-    It is that of the rank that computes least. As a share of the whole time a bubble x is x / (1 + x).
+    The rank that computes least is taken. A bubble of x means that this rank is idle for x / (1 + x) of the step.
+
+    Args:
+        spans: when each action runs, from ``timeline``.
     """
     end = _end(spans)
     working: dict[int, int] = {}
@@ -143,14 +155,16 @@ def bubble_of(spans: list[Span]) -> Fraction:
 def memory_curve(
     spans: list[Span], rank: int, weight: Callable[[Action], int] = lambda action: 1
 ) -> list[tuple[int, int]]:
-    """Return what a rank holds over time, as pairs (time, amount from then on).
+    """Return how much a rank holds over time, as pairs (time, amount from this time on).
 
-    A forward pass adds its amount when it starts; its backward pass removes it when it ends.
+    A forward pass adds an amount when the pass starts; the backward pass of the same microbatch and chunk removes that
+    amount when the backward pass ends.
 
     Args:
         spans: when each action runs, from ``timeline``.
-        rank: the rank.
-        weight: the amount that a forward pass adds, for example in bytes; by default 1.
+        rank: the rank's number, from 0.
+        weight: returns the amount that a forward pass adds, for example in bytes; by default 1, so that the amounts
+            are numbers of forward passes.
     """
     rank_spans = [span for span in spans if span.rank == rank]
     steps: dict[int, int] = {0: 0}

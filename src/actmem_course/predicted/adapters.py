@@ -31,18 +31,18 @@ REST, INPUTS, LOW, COPIES = "norms, attention, gate and up", "inputs of linears"
 
 
 def linear_sizes(shape: LlamaShape) -> dict[str, tuple[int, int]]:
-    """Return (input features, output features) of each linear of a layer, by name."""
+    """Return a pair (input features, output features) for each linear of a layer, by its name in ALL_LINEARS."""
     h, f, heads, keys = shape.hidden_size, shape.ffn_hidden_size, shape.query_size, shape.key_value_size
     attention = {"q": (h, heads), "k": (h, keys), "v": (h, keys), "o": (heads, h)}
     return {**attention, "gate": (h, f), "up": (h, f), "down": (f, h)}
 
 
 def adapter_parameters(shape: LlamaShape, places: Collection[str], rank: int) -> int:
-    """Count the parameters of one layer's adapters: r(in + out) for each linear that has one.
+    """Count the parameters of one layer's adapters: r(in + out) for each linear that has an adapter.
 
     Args:
-        shape: the layer.
-        places: names of the linears that have an adapter.
+        shape: the layer's sizes.
+        places: the linears that have an adapter, names from ALL_LINEARS, such as ("q", "v").
         rank: r, the adapters' rank.
     """
     return sum(rank * sum(linear_sizes(shape)[name]) for name in places)
@@ -58,14 +58,15 @@ def adapter_rows(
 ) -> list[Row]:
     """List what one adapter saves for backward.
 
-    In 16 bits without dropout that is 2sb(in + r) bytes: the input, 2sb·in, which other linears may save too, and the
-    narrow tensor between A and B. In all other forms the adapter saves its own copy of the input.
+    In 16 bits without dropout these are 2sb(in + r) bytes: the input, 2sb·in, which other linears may save too, and the
+    narrow tensor between A and B. In float32, under autocast, or with dropout the adapter saves a copy of the input of
+    its own.
 
     Args:
         tokens: s·b.
         sizes: (input features, output features) of the linear.
         rank: r, the adapter's rank.
-        adapters: the adapter's dtype, one of ADAPTERS.
+        adapters: how the adapter computes: IN_16_BITS, IN_FLOAT32 or UNDER_AUTOCAST.
         dropout: whether the adapter's input has dropout.
         mask_bytes: bytes of an element of the dropout mask: 1 on a GPU; on a CPU the mask has the input's dtype.
     """
@@ -93,9 +94,12 @@ def lora_rows(
     elementwise recomputation would leave: inputs of linears are needed only for gradients of weights.
 
     Args:
-        shape: the layer.
-        places: the linears that have an adapter, names from ALL_LINEARS.
-        rank, adapters, dropout, mask_bytes: as in ``adapter_rows``, the same for each adapter.
+        shape: the layer's sizes.
+        places: the linears that have an adapter, names from ALL_LINEARS, such as ("q", "v").
+        rank: r, the rank of all adapters.
+        adapters: how all adapters compute: IN_16_BITS, IN_FLOAT32 or UNDER_AUTOCAST.
+        dropout: whether the adapters' inputs have dropout.
+        mask_bytes: bytes of an element of a dropout mask: 1 on a GPU; on a CPU the mask has the input's dtype.
 
     Returns: rows with the terms REST (what the layer saves without adapters), INPUTS (inputs of linears), LOW (inputs
         times A) and COPIES (the adapters' own copies of inputs and weights, and dropout masks).

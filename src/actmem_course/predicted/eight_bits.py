@@ -16,8 +16,11 @@ def eight_bit_rows(shape: LlamaShape, orientations: int = 1) -> list[Row]:
     kernel's backward reads it.
 
     Args:
-        shape: the layer.
-        orientations: 1, or 2 if each input is saved both as it is and transposed.
+        shape: the layer's sizes.
+        orientations: how many 8-bit copies of each input are saved: 1, or 2 if a transposed copy is saved as well.
+
+    Returns: rows with the terms WIDE (saved in 16 bits), NARROW (the linears' inputs in 8 bits), COPIES (8-bit copies
+        of weights) and "scales".
     """
     rows, elements = [], 0
     for row in llama_rows(shape):
@@ -35,9 +38,12 @@ def eight_bit_rows(shape: LlamaShape, orientations: int = 1) -> list[Row]:
 
 
 def break_even_tokens(shape: LlamaShape) -> int:
-    """Return the number of tokens from which on 8-bit linears take less memory than 16-bit ones.
+    """Return the number of tokens from which on 8-bit linears take no more memory than 16-bit linears.
 
     8-bit inputs free h + f bytes per token; the two 8-bit copies of each weight cost a fixed number of bytes.
+
+    Args:
+        shape: the layer's sizes, of which the number of tokens isn't used.
     """
     weights = shape.attention_weights + shape.mlp_weights
     return -(-2 * weights // (shape.hidden_size + shape.ffn_hidden_size))

@@ -22,10 +22,11 @@ class LongStep:
     """One step towards longer sequences, taken in addition to the steps before it.
 
     Attributes:
-        name: What the step does.
-        asked: Where it comes from: a paper or an issue that asks for it.
-        parts: Bytes at the peak of training after this step, by part, without weights and their gradients.
-        added_flops: FLOPs that it adds, as a share of a training step's FLOPs.
+        name: What the step does, such as "loss in chunks".
+        asked: Where the step comes from: a paper, or an issue that asks for it.
+        parts: Bytes at the peak of training after this step, without weights and their gradients.  The keys are INPUTS
+            and LOSS, or INPUTS, ATTENTION and MLP.
+        added_flops: FLOPs that the step adds, as a share of a training step's FLOPs.
         copied_bytes: Bytes that a training step copies to the host, and back.
         sent_bytes: Bytes that each GPU sends to others in a training step.
     """
@@ -46,10 +47,10 @@ class LongStep:
 def mlp_peak_bytes(tokens: int, hidden_size: int, ffn_hidden_size: int, tile: int | None = None) -> int:
     """Return the peak bytes of a gated MLP's forward and backward in 16 bits, without weights and their gradients.
 
-    Without tiles these are 6h + 10f bytes per token: 6h for x, y and y's gradient; 10f for gate and up, their
-    gradients, and the gradient of the down projection's input. With tiles it is the larger of two moments: at the end,
-    when the tiles of x's gradient are joined, 10h per token; before that, 8h per token plus 10f − 2h per token of the
-    last tile.
+    Without tiles these are 6h + 10f bytes per token: 6h for the input x, the output y and y's gradient; 10f for gate
+    and up, their gradients, and the gradient of the down projection's input. With tiles the peak is the larger of two
+    moments: at the end, when the tiles of x's gradient are joined, 10h per token; before that, 8h per token plus
+    10f − 2h per token of the last tile.
 
     Args:
         tokens: how many tokens the MLP processes.
@@ -79,9 +80,12 @@ def _peak(shape: LlamaShape, loss: str, tile: int | None = None, on_host: bool =
 
 
 def everything_kept(shape: LlamaShape) -> int:
-    """Return the bytes of activations on one GPU if no layer is recomputed, which is before all of ``long_steps``.
+    """Return the bytes of activations on one GPU if no layer is recomputed, before the first of ``long_steps``.
 
     The loss is computed from 16-bit logits. Weights, gradients and optimizer states don't count.
+
+    Args:
+        shape: the model's sizes, with ``num_layers`` and ``vocab_size``.
     """
     tokens = shape.seq_length * shape.micro_batch_size
     last = loss_peak_rows("16 bits", tokens, shape.hidden_size, shape.vocab_size)
@@ -89,10 +93,12 @@ def everything_kept(shape: LlamaShape) -> int:
 
 
 def long_steps(shape: LlamaShape, c: int = 8) -> list[LongStep]:
-    """Return the steps in order; the first one recomputes all layers, each later one is added to those before it.
+    """Return the steps towards longer sequences in order, each with its bytes.
+
+    The first step recomputes all layers. Each later step is taken in addition to all steps before it.
 
     Args:
-        shape: the model.
+        shape: the model's sizes, with ``num_layers`` and ``vocab_size``.
         c: how many GPUs share the sequence in the last step; its bytes are those of one GPU.
     """
     layers, tokens = shape.num_layers, shape.seq_length * shape.micro_batch_size

@@ -14,11 +14,14 @@ def pipeline_sends(
     often.
 
     Args:
-        shape: the model.
-        parallel: how ranks share it.
+        shape: the model's sizes.
+        parallel: how ranks share the model.
         num_microbatches: microbatches of the iteration.
         pipeline_rank: which rank of the pipeline, from 0.
         element_size: bytes of an activation element.
+
+    Returns: at most two rows: the sends of forward, and those of backward. The last stage sends nothing forward with
+        its last model chunk, and the first stage nothing backward with its first.
     """
     check_stage(shape, parallel, pipeline_rank)
     n, m, p = num_microbatches, parallel.num_model_chunks, parallel.pipeline_parallel_size

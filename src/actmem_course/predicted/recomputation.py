@@ -15,10 +15,10 @@ class Moment:
     """The tensors in memory at one moment of a training step.
 
     Attributes:
-        says: In words, what has just happened: a tensor was saved or freed, or a layer recomputed.
-        layer: The layer in which it happened.
-        held: For each layer, the saved tensors that are in memory.
-        again: Whether a layer was recomputed.
+        says: A text that says what has just happened: a tensor was saved or freed, or a layer recomputed.
+        layer: The number, from 0, of the layer in which this happened.
+        held: For each layer, rows of the saved tensors that are in memory.
+        again: Whether a layer has just been recomputed.
     """
 
     says: str
@@ -28,16 +28,20 @@ class Moment:
 
     @property
     def bytes(self) -> int:
-        """The bytes of all layers together."""
+        """The bytes of the saved tensors of all layers together."""
         return sum(total(rows) for rows in self.held)
 
 
 @cache
 def training_moments(shape: ModelShape, recompute: str = "none") -> tuple[Moment, ...]:
-    """Return the moments of one training step: one for each tensor that is saved or freed.
+    """Return the moments of one training step: one for each tensor that is saved or freed, and for each recomputation.
 
-    The first and the last moment have nothing in memory. Backward frees a layer's tensors in reverse order. When it
-    needs a tensor that forward didn't save, everything that this layer didn't save is recomputed first.
+    In the first and the last moment nothing is in memory. Backward frees a layer's tensors in reverse order. When it
+    needs a tensor that forward didn't save, all tensors that this layer didn't save are recomputed first.
+
+    Args:
+        shape: the model's sizes, with ``num_layers``.
+        recompute: what backward recomputes: "none", "selective" or "full".
     """
     all_rows, kept = layer_rows(shape), {row.term for row in layer_rows(shape, recompute=recompute)}
     held: list[list[Row]] = [[] for _ in range(shape.num_layers)]
@@ -68,9 +72,9 @@ def fullest_bytes(shape: ModelShape, recompute: Recompute | str, parallel: Paral
     """Return the peak bytes of a rank's layers in backward: what all layers have saved, and one recomputed layer.
 
     Args:
-        shape: the model.
-        recompute: mode of recomputation.
-        parallel: how ranks share a layer.
+        shape: the model's sizes, with ``num_layers``.
+        recompute: what backward recomputes: "none", "selective", "full", or a ``Recompute``.
+        parallel: how ranks share a layer; by default they don't.
     """
     all_bytes, kept = total(layer_rows(shape, parallel)), total(layer_rows(shape, parallel, recompute))
     return shape.num_layers * kept + (all_bytes - kept)

@@ -44,12 +44,12 @@ _DEEPSPEED_SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradi
 
 
 def settings_lines(framework: str, model: PlannedModel, plan: Plan, global_batch_size: int) -> list[str]:
-    """Write a plan as the settings of one framework.
+    """Return a plan as the settings of one framework.
 
     Args:
         framework: "Megatron-LM", "torchtitan" or "Hugging Face".
-        model: the model that the plan trains.
-        plan: the plan.
+        model: the planned model that the plan trains.
+        plan: the plan, from ``Request.search``.
         global_batch_size: sequences in one step, on all ranks together.
 
     Returns: lines to paste; or, if the framework can't run the plan, one line: a comment with the reason.
@@ -59,9 +59,14 @@ def settings_lines(framework: str, model: PlannedModel, plan: Plan, global_batch
 
 
 def megatron_settings(model: PlannedModel, plan: Plan, global_batch_size: int) -> list[str]:
-    """Write a plan as flags of Megatron-LM's pretrain scripts, below an environment variable to export if it needs one.
+    """Return a plan as flags of Megatron-LM's pretrain scripts.
 
-    Args: as in ``settings_lines``.
+    If the plan needs an environment variable, the first line exports it.
+
+    Args:
+        model: the planned model that the plan trains.
+        plan: the plan; ``frameworks.megatron_lack`` must have returned "" for it.
+        global_batch_size: sequences in one step, on all ranks together.
     """
     layout, shape = plan.layout, model.shape
     t, p, m = layout.tensor_parallel_size, layout.pipeline_parallel_size, layout.num_model_chunks
@@ -116,15 +121,15 @@ def megatron_settings(model: PlannedModel, plan: Plan, global_batch_size: int) -
 
 
 def _layers_of_stages(model: PlannedModel, plan: Plan) -> tuple[int, int, int]:
-    """Return how many layers most stages have, the first one, and the last one; each chunk is a stage of its own."""
+    """Return three numbers of layers: those of most stages, of the first, and of the last; each chunk is a stage."""
     sizes = chunk_layers(model.num_layers, plan.layout.pipeline_parallel_size, plan.layout.num_model_chunks)
     return max(sizes), sizes[0], sizes[-1]
 
 
 def _megatron_layer(model: PlannedModel) -> list[str]:
-    """Return the flags that make Megatron-LM's GPT this model.
+    """Return the flags that give Megatron-LM's GPT the layers of this model.
 
-    Without any flags it has biases, GELU, LayerNorm, learned positions and dropout.
+    Without any flags Megatron-LM's GPT has biases, GELU, LayerNorm, learned positions and dropout.
     """
     shape = model.shape
     if not isinstance(shape, LlamaShape):
@@ -144,9 +149,12 @@ def _megatron_layer(model: PlannedModel) -> list[str]:
 
 
 def torchtitan_settings(model: PlannedModel, plan: Plan, global_batch_size: int) -> list[str]:
-    """Write a plan as a configuration file (TOML) of torchtitan 0.2.2.
+    """Return a plan as the lines of a configuration file (TOML) of torchtitan 0.2.2.
 
-    Args: as in ``settings_lines``.
+    Args:
+        model: the planned model that the plan trains.
+        plan: the plan; ``frameworks.torchtitan_lack`` must have returned "" for it.
+        global_batch_size: sequences in one step, on all ranks together.
     """
     layout, n = plan.layout, plan.num_microbatches
     family, _, flavor = model.name.partition("-")
@@ -198,9 +206,12 @@ def torchtitan_settings(model: PlannedModel, plan: Plan, global_batch_size: int)
 
 
 def hugging_face_settings(model: PlannedModel, plan: Plan, global_batch_size: int) -> list[str]:
-    """Write a plan as arguments of transformers' TrainingArguments, whose Trainer runs on accelerate.
+    """Return a plan as arguments of transformers' TrainingArguments, whose Trainer runs on accelerate.
 
-    Args: as in ``settings_lines``.
+    Args:
+        model: the planned model that the plan trains.
+        plan: the plan; ``frameworks.hugging_face_lack`` must have returned "" for it.
+        global_batch_size: sequences in one step, on all ranks together; not read, as it follows from the plan.
     """
     layout, checkpoints = plan.layout, plan.recompute == "full"
     lines = [
@@ -228,10 +239,10 @@ def hugging_face_settings(model: PlannedModel, plan: Plan, global_batch_size: in
 
 
 def hugging_face_config(model: PlannedModel) -> dict:
-    """Write a planned model as a configuration of Hugging Face's transformers.
+    """Return a planned model as a configuration of Hugging Face's transformers.
 
     Args:
-        model: one of ``PLANNED_MODELS``.
+        model: one of ``PLANNED_MODELS``, such as "llama3-8b".
 
     Returns: the fields of a ``config.json``, with ``model_type``, as arguments of ``AutoConfig.for_model``.
 

@@ -8,7 +8,7 @@ from actmem.config import Parallel
 from actmem_more.llama_shape import LlamaShape
 from actmem_tools.plan.planned_models import PlannedModel
 
-#: The planned models that torchtitan 0.2.2 has: their names begin so.
+#: How the names of the planned models begin that torchtitan 0.2.2 has.
 TITAN_FAMILIES = ("llama3", "qwen3")
 #: What none of the three can recompute.
 _NO_RECOMPUTATION = {"elementwise": "it has no setting that recomputes exactly what elementwise does"}
@@ -19,7 +19,7 @@ _MEGATRONS = (*AWARE, "fp8")
 
 
 def megatron_lack(model: PlannedModel, layout: Parallel, recompute: str) -> str:
-    """Return why Megatron-LM can't run this model, layout and mode of recomputation; "" if it can."""
+    """Return in one sentence why Megatron-LM can't run this model, layout and mode of recomputation; "" if it can."""
     if model.routing and layout.tensor_parallel_size > 1 and not layout.sequence_parallel:
         return "it has no tensor parallelism with experts unless the sequence is sharded too"
     if model.precision == "bf16":
@@ -31,7 +31,7 @@ def megatron_lack(model: PlannedModel, layout: Parallel, recompute: str) -> str:
 
 
 def torchtitan_lack(model: PlannedModel, layout: Parallel, recompute: str) -> str:
-    """Return why torchtitan can't run this model, layout and mode of recomputation; "" if it can.
+    """Return in one sentence why torchtitan can't run this model, layout and mode of recomputation; "" if it can.
 
     Plans without FSDP2 are refused: torchtitan then trains in float32, or under autocast with float32 weights, and the
     planner predicts the bytes of neither.
@@ -55,7 +55,13 @@ def torchtitan_lack(model: PlannedModel, layout: Parallel, recompute: str) -> st
 
 
 def hugging_face_lack(model: PlannedModel, layout: Parallel, recompute: str) -> str:
-    """Return why transformers' Trainer, with accelerate, can't run this model, layout and mode; "" if it can."""
+    """Return in one sentence why transformers' Trainer, with accelerate, can't run this plan; "" if it can.
+
+    Args:
+        model: the planned model.
+        layout: how the GPUs share the model.
+        recompute: the mode of recomputation, such as "full".
+    """
     t, c = layout.tensor_parallel_size, layout.context_parallel_size
     if not isinstance(model.shape, LlamaShape):
         return f"it has no {model.name}, whose layer is the paper's"
@@ -74,7 +80,7 @@ def hugging_face_lack(model: PlannedModel, layout: Parallel, recompute: str) -> 
     return ""
 
 
-#: The functions above by their framework's name.
+#: For each framework's name the function that says why this framework can't run a plan.
 LACKS = {"Megatron-LM": megatron_lack, "torchtitan": torchtitan_lack, "Hugging Face": hugging_face_lack}
 
 

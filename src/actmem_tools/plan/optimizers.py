@@ -11,8 +11,8 @@ from actmem.formulas.states import ADAM, State
 
 _WEIGHT_AND_GRADIENT = ADAM["16-bit gradients"][:2]
 _HALVES = State("float32 weights' lower halves: by rule, not run", 2, "of TransformerEngine's Adam, from 2.1 on")
-#: What ``plan --precision`` takes, and what is kept of every parameter beside an optimizer's states: the weight, its
-#: gradient, and what else a step needs of the weight.
+#: The values of ``plan --precision``, each with the states that are kept of every parameter beside the optimizer's own:
+#: the weight, its gradient, and a float32 copy of the weight or the lower halves of one, if the precision has them.
 PRECISIONS = {
     "mixed": ADAM["float32 gradients"][:3],
     "bf16-gradients": (*_WEIGHT_AND_GRADIENT, _HALVES),
@@ -20,7 +20,7 @@ PRECISIONS = {
     "bf16": _WEIGHT_AND_GRADIENT,
     "fp8": ADAM["float32 gradients"][:3],  # the weights' copies come on top: ``actmem_more.fp8``
 }
-#: Those in which an optimizer's states have 16 bits, unless they have fewer.
+#: The precisions in which an optimizer's states have 16 bits, unless they have fewer.
 NARROW_STATES = ("bf16-states", "bf16")
 
 
@@ -29,15 +29,15 @@ class Optimizer:
     """An optimizer that a plan can have.
 
     Args:
-        name: its name for ``plan --optimizer``.
-        states: what it keeps for each parameter, such as momentum: a ``State`` (name and bytes) each.  Weight, gradient
-            and a float32 copy of the weight are not among them.
-        code: the PyTorch expression that makes it; "" if the code printed with a plan needs no line for it.
-        trainer: arguments of transformers' TrainingArguments that choose it.
-        megatron: flags of Megatron-LM that choose it, or a comment if Megatron-LM doesn't have it.
-        copies_in_step: whether its step allocates a temporary copy as large as the weights, as AdamW with ``foreach``
-            does.
-        is_default: whether it is AdamW, the default of every framework.
+        name: the optimizer's name for ``plan --optimizer``, such as "adamw".
+        states: the optimizer's own states of each parameter, such as momentum: a ``State`` (name and bytes) each.
+            Weight, gradient and a float32 copy of the weight are not among them.
+        code: the PyTorch expression that makes the optimizer; "" if the code printed with a plan needs no line for it.
+        trainer: arguments of transformers' TrainingArguments that choose the optimizer.
+        megatron: flags of Megatron-LM that choose the optimizer, or a comment if Megatron-LM doesn't have it.
+        copies_in_step: whether the optimizer's step allocates a temporary copy as large as the weights, as AdamW with
+            ``foreach`` does.
+        is_default: whether the optimizer is AdamW, the default of every framework.
     """
 
     name: str
@@ -49,13 +49,14 @@ class Optimizer:
     is_default: bool = False
 
     def all_states(self, precision: str) -> tuple[State, ...]:
-        """List what training with this optimizer keeps for each parameter.
+        """List the states that training with this optimizer keeps for each parameter.
 
         Args:
-            precision: a key of ``PRECISIONS``.  In "bf16-states" and "bf16" float32 states shrink to 16 bits.
+            precision: "mixed", "bf16-gradients", "bf16-states", "bf16" or "fp8" (``PRECISIONS``).  In "bf16-states" and
+                "bf16" the optimizer's float32 states shrink to 16 bits.
 
-        Returns: a ``State`` (name and bytes) each, in this order: the weight; its gradient; what else the precision
-            keeps of the weight, such as a float32 copy; and the optimizer's own states.
+        Returns: a ``State`` (name and bytes) each, in this order: the weight; its gradient; a float32 copy of the
+            weight or the lower halves of one, if the precision has them; and the optimizer's own states.
         """
         own = [*self.states]
         for place, state in enumerate(own):
@@ -112,6 +113,9 @@ OPTIMIZERS = {
 
 
 def optimizer_of(name: str) -> Optimizer:
-    """Return the entry of ``OPTIMIZERS`` with this name.  Raises ConfigError if there is none."""
+    """Return the entry of ``OPTIMIZERS`` with this name, such as "adamw".
+
+    Raises: ConfigError if there is none.
+    """
     check_choice("optimizer", name, OPTIMIZERS)
     return OPTIMIZERS[name]

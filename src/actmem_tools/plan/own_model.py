@@ -35,9 +35,10 @@ if TYPE_CHECKING:  # only the screen needs it
     from rich.console import Console
     from rich.table import Table
 
-#: The largest microbatch and sequence that ``OwnModel.largest`` tries.
+#: The largest microbatch, in sequences, and the longest sequence, in tokens, that ``OwnModel.largest`` tries.
 LARGEST = {"b": 2**14, "s": 2**24}
-#: What ``--precision`` takes: the dtype of FSDP2's shards, with their gradients and states; and of reduced gradients.
+#: The values of ``--precision``, each with two dtypes: that of FSDP2's shards, with their gradients and optimizer
+#: states; and that of gradients while they are reduced.
 FSDP_DTYPES = {
     "mixed": ("float32", "float32"),
     "bf16-gradients": ("float32", "bfloat16"),
@@ -55,14 +56,15 @@ fully_shard(model, mp_policy=policy)"""
 
 @dataclass(frozen=True)
 class StepOptions:
-    """How a training step is run: what a plan chooses.
+    """The choices of a plan: how a training step is run.
 
     Attributes:
-        micro_batch_size: sequences in a microbatch (b).
-        recomputed: how many of the first blocks are recomputed in backward.
+        micro_batch_size: b, sequences in a microbatch.
+        recomputed: how many of the model's first blocks are recomputed in backward.
         sharded: whether FSDP2 shards the weights; if not, every rank holds all of them (DDP).
-        part: which part of each of these blocks is recomputed: "" for the whole block; the other values are explained
-            at ``extrapolate_blocks.recompute_code``.
+        part: which part of each of these blocks is recomputed: "" for the whole block; the name of a module in it, such
+            as "mlp"; "operations" for all but matmuls and attention; "every-second-matmul" for all but attention and
+            every second matmul.
     """
 
     micro_batch_size: int
@@ -78,15 +80,15 @@ class OwnModel:
     Args:
         parts: the formulas for memory and FLOPs.  A key names the part of a block that is recomputed, as
             ``StepOptions.part`` does; its value has the formulas of the model that recomputes this part.
-        sizes: the model's sizes by letter, without b.
-        num_blocks: how many blocks it has.
-        cluster: the GPUs.
+        sizes: the model's sizes by letter, without b, such as ``{"s": 4096, "h": 2048}``.
+        num_blocks: how many blocks the model has.
+        cluster: the GPUs of the job.
         global_batch_size: sequences in one step, on all GPUs together.
-        optimizer: what trains it.
-        loss: how the loss is computed, a key of ``extrapolate_blocks.LOSS_CODE``.
-        lora: rank of the LoRA adapters, 0 for none.
-        precision: with FSDP2, the dtypes of shards and reduced gradients, a key of ``FSDP_DTYPES``.  Without FSDP2
-            weights, gradients and states all have the dtype of the weights.
+        optimizer: the optimizer, one of ``OPTIMIZERS``.
+        loss: how the loss is computed: "whole", all logits at once; or "chunked", in eight chunks of tokens.
+        lora: rank of the LoRA adapters; 0 for none.
+        precision: with FSDP2, the dtypes of shards and reduced gradients: "mixed", "bf16-gradients" or "bf16"
+            (``FSDP_DTYPES``).  Without FSDP2 weights, gradients and states all have the dtype of the weights.
     """
 
     parts: Mapping[str, BlockModel]
@@ -101,7 +103,7 @@ class OwnModel:
 
     @property
     def blocks(self) -> BlockModel:
-        """One of the values of ``parts``: they agree in what recomputation doesn't change, such as the weights."""
+        """One of the values of ``parts``, to read what is the same in all of them, such as the weights' elements."""
         return next(iter(self.parts.values()))
 
     def num_elements(self) -> tuple[int, int, int]:
@@ -119,10 +121,11 @@ class OwnModel:
         return ends + self.num_blocks * block
 
     def may_shard(self) -> bool:
-        """Return whether this library can plan FSDP2 for the model (and there are several GPUs).
+        """Return whether there are several GPUs and this library can plan FSDP2 for the model.
 
-        It can't if some weights are frozen: the first block then computes no gradient of its input, and differs from
-        the other blocks.  It can't if a block has several layers: FSDP2 would gather each layer by itself.
+        FSDP2 can't be planned if some weights are frozen: the first block then computes no gradient of its input, and
+        differs from the other blocks.  It can't be planned either if a block has several layers, because FSDP2 would
+        gather each layer by itself.
         """
         return self.cluster.gpus > 1 and not self.num_frozen() and self.blocks.order == Order()
 
@@ -132,7 +135,10 @@ class OwnModel:
         return self.blocks.order.num_layers(self.num_blocks)
 
     def notes(self) -> list[str]:
-        """Return sentences to print beside predicted bytes: when these are valid, what is unusual in the model."""
+        """Return sentences to print beside predicted bytes.
+
+        They say for which sequences the bytes hold, and what is unusual in the model.
+        """
         blocks, found = self.blocks, [_OF_A_GPU, *self.blocks.notes]
         if (blocks.shortest, blocks.longest, blocks.multiple) != (2, LARGEST_SIZE, 1):
             longest = f" to {blocks.longest:,}" if blocks.longest < LARGEST_SIZE else " on"
@@ -153,17 +159,17 @@ class OwnModel:
         return [4 if dtype == "float32" else 2 for dtype in FSDP_DTYPES[self.precision]]
 
     def num_microbatches(self, opts: StepOptions) -> int:
-        """Return how many microbatches each rank runs in one step."""
+        """Return how many microbatches each rank runs in one step with these options."""
         return max(1, self.global_batch_size // (self.cluster.gpus * opts.micro_batch_size))
 
     def need(self, opts: StepOptions) -> Need:
-        """Predict memory and FLOPs of one microbatch on one rank, the last of a step.
+        """Predict memory and FLOPs of the last microbatch of a step, on one rank.
 
         Args:
             opts: how the step is run.
 
-        Returns: the bytes that forward saves, the peaks and the FLOPs.  The bytes come on top of those of
-            ``static_rows``.
+        Returns: the bytes that forward saves, the peaks and the FLOPs.  Add the bytes of ``static_rows`` (weights,
+            earlier gradients, optimizer states) to get all bytes.
         """
         sizes, whole = {**self.sizes, "b": opts.micro_batch_size}, self.num_blocks - opts.recomputed
         is_first, sharded = self.num_microbatches(opts) == 1, Sharded()
@@ -175,10 +181,13 @@ class OwnModel:
         return self.parts[opts.part].need(sizes, opts.recomputed, whole, is_first and not opts.sharded, sharded)
 
     def static_rows(self, opts: StepOptions) -> list[Row]:
-        """List what one rank holds during the whole step.
+        """List the bytes that one rank holds during the whole step.
+
+        Args:
+            opts: how the step is run.
 
         Returns: a row each for the weights, the gradients that earlier microbatches have accumulated, the optimizer's
-            states, and DDP's buckets.
+            states, and the buckets in which DDP reduces gradients.
         """
         whole, each, ranks = self.num_elements()[0], self.blocks.element_size, self.cluster.gpus
         number, size = self._held_weights(opts)
@@ -195,7 +204,10 @@ class OwnModel:
         return [*rows, buckets] if ranks > 1 and not opts.sharded else rows
 
     def _moments(self, elements: int, element_size: int) -> list[Row]:
-        """List the optimizer's states for so many elements, in the weights' element size unless they have 8 bits."""
+        """List the optimizer's states for ``elements`` weights of ``element_size`` bytes.
+
+        A state has the weights' element size, unless it is kept in 8 bits.
+        """
         return [
             Row(state.term, elements * element_size if state.bytes_per_parameter == 4 else state.bytes_of(elements))
             for state in self.optimizer.states
@@ -209,13 +221,14 @@ class OwnModel:
         return whole, self.blocks.element_size
 
     def _fsdp_rows(self, in_blocks: bool) -> list[Row]:
-        """List what FSDP2 holds beside the shards, without what ``need`` counts of other blocks (``Sharded``).
+        """List the bytes that FSDP2 holds beside the shards, without those of other blocks, which ``need`` counts.
 
-        While embedding or loss run, the next block's weights are gathered already.  While a block runs in backward, its
-        gradients, and those of what ran in backward before all blocks, wait to be reduced.
+        While embedding or loss run, the next block's weights are gathered already.  While a block runs in backward, two
+        kinds of gradients wait to be reduced: the block's, and those of the weights that backward reaches before the
+        blocks, such as the output layer's.
 
         Args:
-            in_blocks: whether a block runs in backward.
+            in_blocks: True for a moment at which a block runs in backward; False for one in embedding or loss.
         """
         (whole, block, early), each = self.num_elements(), self.blocks.element_size
         ends = whole - self.num_blocks * block
@@ -225,10 +238,10 @@ class OwnModel:
         return rows
 
     def _at_peak(self, opts: StepOptions) -> tuple[list[Row], Peak]:
-        """Find the moment at which most is alive: in a microbatch, or in the optimizer's step, which may copy.
+        """Find the moment with the most bytes alive: in a microbatch, or in the optimizer's step.
 
-        Returns: the rows that are there at that moment beside ``static_rows``; and the peak of what the microbatch
-            saves and makes, which is 0 in the optimizer's step.
+        Returns: the rows that are alive at that moment beside ``static_rows``; and the peak of the tensors that the
+            microbatch saves and makes, which is 0 in the optimizer's step.
         """
         need = self.need(opts)
         number, size = self._held_weights(opts)
@@ -243,24 +256,24 @@ class OwnModel:
         return max([*moments, (in_step, Peak(0))], key=lambda moment: total(moment[0]) + moment[1].bytes)
 
     def bill(self, opts: StepOptions) -> list[Row]:
-        """List everything that one rank holds at the step's peak, one row for each kind of tensor."""
+        """List all bytes that one rank holds at the step's peak with these options, one row for each kind of tensor."""
         beside, peak = self._at_peak(opts)
         return [*self.static_rows(opts), *beside, *peak.rows]
 
     def bytes(self, opts: StepOptions) -> int:
-        """Return the sum of ``bill`` in bytes; faster than the rows themselves."""
+        """Return the sum of ``bill`` in bytes; this is faster than to add up its rows."""
         beside, peak = self._at_peak(opts)
         return total([*self.static_rows(opts), *beside]) + peak.bytes
 
     def fits(self, opts: StepOptions) -> bool:
-        """Return whether the step fits into a GPU's memory and leaves ``Cluster.allowance_bytes`` free."""
+        """Return whether a step with these options fits into a GPU's memory with ``Cluster.allowance_bytes`` free."""
         return self.bytes(opts) <= self.cluster.usable_bytes
 
     def seconds(self, opts: StepOptions) -> StepSeconds:
-        """Predict the seconds of one step by what they are spent on.
+        """Predict the seconds of one step with these options, split into computing, waiting and the optimizer's step.
 
         ``compute`` of the result includes recomputation, so ``recompute`` is 0.  ``tensor``, ``pipeline`` and
-        ``bubble`` are 0 too: all ranks are data-parallel.
+        ``bubble`` are 0 too, because all ranks are data-parallel.
         """
         need, ranks = self.need(opts), self.cluster.gpus
         (whole, block, _), number = self.num_elements(), self.num_microbatches(opts)
@@ -278,7 +291,10 @@ class OwnModel:
         return StepSeconds(number * compute, 0, 0, 0, data, 0, step, hidden)
 
     def fewest_recomputed(self, opts: StepOptions) -> StepOptions | None:
-        """Return the same options with as few recomputed blocks as fit, but no fewer than before; None if none fit."""
+        """Return ``opts`` with the fewest recomputed blocks with which the step fits; None if it fits with no number.
+
+        The result has at least as many recomputed blocks as ``opts``.
+        """
         if self.fits(opts):
             return opts
         # If nothing fits, no tape with both kinds of blocks is solved, which takes longest.
@@ -291,12 +307,13 @@ class OwnModel:
     def fitting(self, asked: StepOptions) -> list[StepOptions]:
         """List the options with which the step fits, the fastest first.
 
-        It tries every microbatch of at most 64 sequences that divides the batch, every part of a block, and FSDP2 or
-        not.  Each of these comes with the fewest recomputed blocks that fit.
+        Every combination is tried of three choices: a microbatch of at most 64 sequences that divides the batch, a part
+        of a block to recompute, and FSDP2 or not.  Each combination is listed with the fewest recomputed blocks with
+        which it fits.
 
         Args:
             asked: the options that the user asked for; only their ``part`` is used.  Options that recompute no block
-                are the same whatever their ``part`` is.  So they are listed once, with this one.
+                are equal whatever their ``part`` is, so they are listed once, with the ``part`` of ``asked``.
         """
         rounds = self.global_batch_size // self.cluster.gpus
         found = {
@@ -313,9 +330,9 @@ class OwnModel:
         """Return the largest microbatch or the longest sequence that fits; 0 if none does.
 
         Args:
-            letter: "b" for the microbatch (the number of microbatches in a step stays the same), or "s" for the
-                sequence.
-            opts: how the step is run otherwise.
+            letter: "b" for the microbatch, in sequences (the number of microbatches in a step doesn't change); or "s"
+                for the sequence, in tokens.
+            opts: all other choices for the step.
         """
 
         def too_large(size: int) -> bool:
@@ -332,7 +349,7 @@ class OwnModel:
         return sizes[place - 1] if place else 0
 
     def code(self, opts: StepOptions, dtype: str) -> list[str]:
-        """Return the lines of Python with which a user gets these options: loss, LoRA, recomputation, FSDP2, optimizer.
+        """Return lines of Python that set these options on ``model``: loss, LoRA, recomputation, FSDP2 and optimizer.
 
         Args:
             opts: how the step is run.
@@ -349,7 +366,12 @@ class OwnModel:
 
 
 def options_text(opts: StepOptions, model: OwnModel) -> str:
-    """Describe options in one line: microbatch, recomputed blocks, and DDP or FSDP2."""
+    """Return one line of text with the microbatch, the recomputed blocks, and DDP or FSDP2.
+
+    Args:
+        opts: how the step is run.
+        model: the model that is trained with these options.
+    """
     layers, gpus = model.num_layers, model.cluster.gpus
     again = f"{model.blocks.order.num_layers(opts.recomputed)} of {layers} blocks" if opts.recomputed else "no block"
     if opts.recomputed and opts.part in SELECTIVE:
@@ -371,8 +393,9 @@ def outcome(model: OwnModel, asked: StepOptions, dtype: str) -> dict:
         dtype: the dtype in which FSDP2 gathers weights, such as "bfloat16".
 
     Returns: a dict with these keys.
-        num_parameters, num_trained: elements of all weights, and of the trained ones.
-        blocks: their "path" in the model, and the "number" of layers.
+        num_parameters: elements of all weights.
+        num_trained: elements of the trained weights.
+        blocks: a dict with the "path" of the blocks in the model, such as "model.layers", and the "number" of layers.
         sizes: the model's sizes by letter, without b.
         asked: the options asked for, as a dict with "text", "micro_batch_size", "blocks_again" (layers that are
             recomputed), "sharded" (by FSDP2, else DDP), "bytes" (needed on a GPU), "seconds" of a step, of which
@@ -384,9 +407,10 @@ def outcome(model: OwnModel, asked: StepOptions, dtype: str) -> dict:
             "source".
         kept_bytes: bytes that forward saves for backward with these options.
         notes: sentences for the user (``OwnModel.notes``).
-        ways: the three fastest options that fit, as dicts like "asked".
-        all_blocks: dicts like "asked": the options asked for and, for each part of a block that can be recomputed,
-            those with that part recomputed in all blocks. Only the first if the model itself recomputes.
+        ways: the three fastest options that fit, a list of dicts like "asked".
+        all_blocks: a list of dicts like "asked": first the options asked for; then, for each part of a block that can
+            be recomputed, the options with that part recomputed in all blocks. If the model itself recomputes, only the
+            options asked for.
         largest: two dicts, "no block runs again" (left out if the model itself recomputes) and "all blocks run again".
             Each has the largest "b" that fits, and the largest "s" if the model has sequences.
     """
@@ -430,12 +454,12 @@ def outcome(model: OwnModel, asked: StepOptions, dtype: str) -> dict:
 
 
 def print_outcome(console: Console, found: Mapping, cluster: Cluster) -> None:
-    """Print a plan in tables of at most 80 columns.
+    """Print a plan for a model in the user's own code in tables of at most 80 columns.
 
     Args:
         console: the console to print on.
-        found: the dict that ``outcome`` returned.
-        cluster: the GPUs.
+        found: the plan as a dict (verdict, bill, fastest options), from ``outcome``.
+        cluster: the GPUs of the job.
     """
 
     def say(line: str) -> None:

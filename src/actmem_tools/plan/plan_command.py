@@ -41,8 +41,8 @@ _AXES = {
     "--micro-batch-size": "micro_batch_size",
     "--zero": "zero_stage",
 }
-#: Options of the first planner only; of the second only; and of these, those which ask for the second planner where the
-#: model is a name.
+#: Three lists of options: those of the search for layouts only; those of the planner for code only; and of the latter
+#: those which ask for that planner although the model is given by a name.
 _OF_LAYOUTS = ("--seq-length", "--top", *_AXES, "--recompute", "--routing", "--all", "--verify")
 _OF_CODE = ("--at", "--framework", "--letters", "--again", "--loss", "--lora", "--dtype")
 _ASKS_FOR_CODE = ("--framework", "--loss", "--lora")
@@ -137,9 +137,9 @@ def plan_parser() -> Parser:
 
 
 def _gib(text: str) -> int:
-    """Read a number of GiB, as "80" or "80GiB"; return the bytes.
+    """Return the bytes of a number of GiB, written as "80" or "80GiB".
 
-    "80GB" is refused, because data sheets call 80 GiB so.
+    "80GB" is refused, because in data sheets it means 80 GiB.
     """
     try:
         size = round(float(text.removesuffix("GiB")) * GIBIBYTE)
@@ -153,7 +153,10 @@ def _gib(text: str) -> int:
 
 
 def _cluster(args: argparse.Namespace) -> Cluster:
-    """Make the cluster that the options describe.  Raises ConfigError if it is impossible."""
+    """Make the Cluster of the options --gpus, --memory, --per-node, --device and --allowance.
+
+    Raises: ConfigError on an unknown device or an impossible number.
+    """
     check_choice("device", args.device, DEVICES)
     return Cluster(args.gpus, args.memory, args.per_node, DEVICES[args.device], args.allowance)
 
@@ -161,11 +164,13 @@ def _cluster(args: argparse.Namespace) -> Cluster:
 def main(argv: Sequence[str] | None, solved: Solved, verify: Verify) -> int:
     """Run ``actmem plan``.
 
+    The functions ``solved`` and ``verify`` are arguments because they import torch, which --help and plans of named
+    models don't need.
+
     Args:
         argv: the options as typed; None to read the process's own command line.
-        solved: finds the formulas of a model in the user's own code (``tape.model_tape.solved_target``).
-        verify: runs --verify (``actmem_tools.verify.report_verification``).  Both functions are arguments because they
-            import torch, which --help and plans of named models don't need.
+        solved: finds the formulas of a model in the user's own code: ``tape.model_tape.solved_target``.
+        verify: runs --verify: ``actmem_tools.verify.report_verification``.
 
     Returns: the exit code.  For a named model: 0 if some layout fits, 1 if none does or if --verify finds a difference.
         For a model in the user's own code: 0 if it fits with the options asked for, else 1.  For both: 2, after one
@@ -189,7 +194,7 @@ def _is_code(model: str) -> bool:
 
 
 def _given(args: argparse.Namespace, options: Iterable[str]) -> Iterator[str]:
-    """Yield those of the options that were given on the command line."""
+    """Yield each of ``options`` that was given on the command line."""
     return (option for option in options if getattr(args, _AXES.get(option, option[2:].replace("-", "_"))) is not None)
 
 
@@ -242,9 +247,9 @@ def _plan_code(args: argparse.Namespace, solved: Solved) -> int:
 
 
 def _asked(args: argparse.Namespace, solved: Solved) -> tuple[OwnModel, StepOptions]:
-    """Solve the user's own model; return it, and how it was asked to run.
+    """Find the formulas of the user's own model; return the OwnModel, and the options that the user asked for.
 
-    Solving takes a minute, so every option is checked before.
+    To find the formulas takes a minute, so every option is checked before.
     """
     target: str | dict = args.model
     given = parsed_sizes(args.at) if args.at else {}

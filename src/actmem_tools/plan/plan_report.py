@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # a page has the plan's words and not rich
     from rich.console import Console
     from rich.table import Table
 
-#: How the seconds on each line of a plan's time are found: what is counted, and at which rate.
+#: For each line of a plan's time how its seconds are found: what is counted, and at which rate.
 SECONDS_SOURCES = {
     "compute": "FLOPs counted, at an assumed share of the 16-bit peak; other operations by bytes moved",
     "recompute": "as compute, for what backward recomputes",
@@ -40,19 +40,22 @@ def as_object(request: Request, found: SearchResult) -> dict:
 
     Args:
         request: the job that was searched.
-        found: what the search found.
+        found: the result of ``request.search``.
 
     Returns: a dict with these keys.
-        request: what was asked for, field by field.
-        counted, fitting: how many layouts were counted, and how many of them fit.
+        request: a dict of the user's request: model, GPUs, batch, optimizer, precision, fixed sizes.
+        counted: for how many layouts bytes were predicted.
+        fitting: how many of these layouts fit.
         plans: the best plans, each a dict with its sizes, its bytes, its "seconds" by cause with their "total", its
             "mfu" (model FLOPs utilization) and its "text".
-        ranking: the rule by which plans are ranked, in words.
-        fixed_sizes: what the sizes that the user fixed cost in time, in words; "" if none were fixed.
-        bill: what the first plan's fullest rank holds: the "moment", "bytes", "lines" with "part", "term", "bytes" and
-            "source" each, "allowance_bytes" and "free_bytes"; None if nothing fits.
+        ranking: sentences with the rule by which plans are ranked; "" if nothing fits.
+        fixed_sizes: sentences on how much longer a step takes because the user fixed sizes; "" if no sizes were fixed
+            or nothing fits.
+        bill: everything that one rank of the first plan, the pipeline rank with the highest peak, holds: the "moment",
+            "bytes", "lines" with "part", "term", "bytes" and "source" each, "allowance_bytes" and "free_bytes"; None if
+            nothing fits.
         refused: the smallest layouts that don't fit, each with "over_bytes": by how many bytes it is too large.
-        settings: by framework, the lines to paste for the first plan.
+        settings: a dict from each framework to the lines to paste for the first plan.
     """
     model, cluster, batch = request.model, request.cluster, request.global_batch_size
     chosen = found.plans[0] if found.plans else None
@@ -117,7 +120,7 @@ def _bill_object(model: PlannedModel, plan: Plan, cluster: Cluster) -> dict:
 
 
 def _ranking_text(request: Request, found: SearchResult) -> str:
-    """Say in words by which rule plans are ranked, and which plans are."""
+    """Return sentences that say by which rule plans are ranked, and which layouts are among them."""
     which = "All plans" if request.everything else f"Plans that {', '.join(LACKS)} can run (all: --all)"
     return (
         f"{which}, by predicted seconds. Times within {MODEL_ERROR:.0%} of the fastest's, as {found.near:,} are, can't "
@@ -127,14 +130,15 @@ def _ranking_text(request: Request, found: SearchResult) -> str:
 
 
 def fixed_sizes_text(request: Request, first: Plan) -> str:
-    """Say in one or two sentences what it costs that the user fixed some sizes of the layout.
+    """Return one or two sentences on the seconds that a step takes longer because the user fixed sizes of the layout.
 
     Args:
         request: the job, with fixed sizes.
         first: the best plan that has these sizes.
 
-    Returns: how much longer a step takes than in the best plan without fixed sizes, and what takes longer.  If
-        ``first`` recomputes anything, also by how many bytes it wouldn't fit without recomputation.
+    Returns: a text that says how much longer a step takes than in the best plan without fixed sizes, and which kinds of
+        seconds grow.  If ``first`` recomputes anything, it also says by how many bytes the layout would not fit without
+        recomputation.
     """
     best = replace(request, fixed={}).search().plans[0]
     if best == first:
@@ -159,7 +163,10 @@ def fixed_sizes_text(request: Request, first: Plan) -> str:
 
 
 def layout_text(layout: Parallel) -> str:
-    """Write a layout in one line: TP, DP and b always, other sizes only if they are above 1."""
+    """Return a layout as one line, such as "TP 8 + SP, PP 4, DP 2 ZeRO-1, b 1".
+
+    TP, DP and b are always in it, other sizes only if they are above 1.
+    """
     parts = [f"TP {layout.tensor_parallel_size}" + (" + SP" if layout.sequence_parallel else "")]
     for name, size in (
         ("PP", layout.pipeline_parallel_size),
@@ -175,17 +182,17 @@ def layout_text(layout: Parallel) -> str:
 
 
 def plan_text(plan: Plan) -> str:
-    """Write a plan in one line: its layout and its mode of recomputation."""
+    """Return a plan as one line, its layout and its mode of recomputation: "TP 8 + SP, DP 2, b 1, selective"."""
     return f"{layout_text(plan.layout)}, {plan.recompute}"
 
 
 def refusal_text(model: PlannedModel, refused: Counted, cluster: Cluster) -> str:
-    """Say in one line by how much a layout doesn't fit, and which two parts of its bill are the largest.
+    """Return one line that says by how many bytes a layout doesn't fit, and which two parts of its bill are largest.
 
     Args:
-        model: the model that was to be trained.
-        refused: the layout, with its bytes.
-        cluster: the GPUs on which it doesn't fit.
+        model: the planned model.
+        refused: the layout that doesn't fit, with its bytes.
+        cluster: the GPUs of the job.
     """
     largest = sorted(bill_of(model, refused).by_part().items(), key=lambda part: -part[1])[:2]
     parts = ", ".join(f"{name} {size / GIBIBYTE:.1f}" for name, size in largest)
@@ -197,11 +204,11 @@ def refusal_text(model: PlannedModel, refused: Counted, cluster: Cluster) -> str
 
 
 def print_plans(console: Console, outcome: Mapping) -> None:
-    """Print what a search found in tables of at most 80 columns.
+    """Print the result of a search for layouts in tables of at most 80 columns.
 
     Args:
         console: the console to print on.
-        outcome: the dict that ``as_object`` returned.
+        outcome: the dict of the request, the plans, the first plan's bill and the settings, from ``as_object``.
     """
 
     def say(*lines: str) -> None:
@@ -246,7 +253,7 @@ def _plans_table(plans: list[dict]) -> Table:
 
 
 def _bill_table(bill: Mapping) -> Table:
-    """A bill line by line, with the memory that stays free."""
+    """Return a table of a bill line by line, with the memory that stays free."""
     found = empty_table(f"The bill of the fullest rank: {bill['moment']}", "line", "bytes", "GiB")
 
     def add(name: str, size: int, lines: Iterable[Mapping] = ()) -> None:
@@ -265,7 +272,7 @@ def _bill_table(bill: Mapping) -> Table:
 
 
 def _seconds_table(seconds: Mapping[str, float]) -> Table:
-    """The predicted seconds of a step by what they are spent on, and how each is found."""
+    """Return a table of the predicted seconds of a step by what they are spent on, and how each number is found."""
     found = empty_table(f"Seconds of one step: {seconds['total']:.3f}", "line", "s", "source")
     for name, source in SECONDS_SOURCES.items():
         found.add_row(name, f"{seconds[name]:.3f}", source)

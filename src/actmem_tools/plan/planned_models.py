@@ -44,7 +44,7 @@ _LOSS_BYTES = 2 + 4 + 3 * 8
 
 @dataclass(frozen=True)
 class RankWork:
-    """FLOPs and moved bytes of some work that one rank does for one microbatch.
+    """FLOPs and moved bytes of operations that one rank runs for one microbatch, such as a layer's forward pass.
 
     Attributes:
         matmul_flops: FLOPs of all matmuls.
@@ -58,21 +58,27 @@ class RankWork:
 class PlannedModel(ABC):
     """A model that the planner knows by name.  Methods take a layout, and predict for one rank of it.
 
+    A layout is a ``Parallel``: it says how the GPUs share the model, and how large a microbatch is.
+
+    Args:
+        name: the model's name as the paper or its authors write it, such as "175B" or "llama3-70b".
+        shape: the model's sizes, with the sequence length.
+
     Attributes:
-        name: as the paper or its authors write it, such as "175B" or "llama3-70b".
-        shape: its sizes, with the sequence length.  Its ``micro_batch_size`` is ignored; the layout's is used.
-        recompute_modes: names of modes of recomputation, such as "none" and "full".  The first keeps most in memory and
-            is the fastest; each further one keeps less and is slower.  Backward recomputes only as far as the last
-            tensor that it reads.
-        context_parallel: whether its layer can run with context parallelism.
+        name: the model's name.
+        shape: the model's sizes.  Their ``micro_batch_size`` is ignored; the layout's is used.
+        recompute_modes: names of modes of recomputation, such as "none" and "full".  The first mode keeps the most in
+            memory and is the fastest; each further mode keeps less and is slower.  Recomputation stops at the last
+            tensor that backward reads.
+        context_parallel: whether the model's layer can run with context parallelism.
         norm_vectors: how many parameter vectors of h elements the final norm has: 2 with a bias, else 1.
         tied_embeddings: whether embedding and output layer share one weight.
-        learned_positions: whether it learns a vector for each position.
+        learned_positions: whether the model learns a vector for each position.
         routing: how tokens are distributed to experts, "even" or "one-sided"; "" without experts.
         global_batch_size: sequences in one step, unless the user asks for another number.
-        optimizer: what trains it.
-        precision: the dtypes of weights, gradients and states, a key of ``PRECISIONS``.
-        device_type: "cuda" or "cpu": whose kernels run.  Some save more on a CPU.
+        optimizer: the optimizer that trains the model, one of ``OPTIMIZERS``.
+        precision: the dtypes of weights, gradients and states: "mixed", "bf16" or another key of ``PRECISIONS``.
+        device_type: the kind of device whose kernels run, "cuda" or "cpu".  Some kernels save more on a CPU.
     """
 
     shape: ModelShape | LlamaShape
@@ -92,7 +98,7 @@ class PlannedModel(ABC):
 
     @property
     def states(self) -> tuple[State, ...]:
-        """What training keeps for each parameter, such as its gradient: the result of ``Optimizer.all_states``."""
+        """The bytes that training keeps for each parameter: a State each for weight, gradient and optimizer states."""
         return self.optimizer.all_states(self.precision)
 
     @property
@@ -111,18 +117,18 @@ class PlannedModel(ABC):
         return other
 
     def with_sizes(self, **sizes: int) -> PlannedModel:
-        """Return the same model with other sizes, such as ``seq_length=4096``.
+        """Return a copy of the model with the named sizes changed, such as ``seq_length=4096``.
 
-        Raises: ConfigError on an impossible size.
+        Raises: ConfigError on a size that no model of this kind can have.
         """
         return self._with(shape=self.shape.with_sizes(**sizes))
 
     def with_optimizer(self, optimizer: str, precision: str = "mixed") -> PlannedModel:
-        """Return the same model, trained by another optimizer, or in another precision.
+        """Return a copy of the model that is trained by this optimizer and in this precision.
 
         Args:
-            optimizer: a key of ``OPTIMIZERS``.
-            precision: a key of ``PRECISIONS``.
+            optimizer: "adamw", "sgd" or another key of ``OPTIMIZERS``.
+            precision: "mixed", "bf16-gradients", "bf16-states", "bf16" or "fp8" (``PRECISIONS``).
 
         Raises: ConfigError on an unknown optimizer or precision, or if this library has no fp8 formulas for the model.
         """
@@ -138,7 +144,7 @@ class PlannedModel(ABC):
             raise ConfigError("verify", rule)
 
     def on(self, device_type: str) -> PlannedModel:
-        """Return the same model with the bytes that the kernels of one kind of device save for backward.
+        """Return a copy of the model that predicts the bytes which the kernels of one kind of device save for backward.
 
         Args:
             device_type: "cuda", the default of every model; or "cpu", where an emulated rank runs and is measured.
@@ -147,22 +153,25 @@ class PlannedModel(ABC):
         return self._with(device_type=device_type)
 
     def with_modes(self, modes: Sequence[str]) -> PlannedModel:
-        """Return the same model with only some of its modes of recomputation.
+        """Return a copy of the model with only some of its modes of recomputation.
 
-        Raises: ConfigError on an unknown mode.
+        Args:
+            modes: names out of ``recompute_modes``, in any order.
+
+        Raises: ConfigError on a mode that the model doesn't have.
         """
         for mode in modes:
             check_choice("recompute", mode, self.recompute_modes)
         return self._with(recompute_modes=tuple(mode for mode in self.recompute_modes if mode in modes))
 
     def with_routing(self, routing: str) -> PlannedModel:
-        """Return the same model with another routing of tokens to experts.
+        """Return a copy of the model with another routing of tokens to experts.
 
         Args:
             routing: "even": every expert gets equally many tokens; or "one-sided": all tokens go to the same experts,
                 the worst case.
 
-        Raises: ConfigError if it has no experts.
+        Raises: ConfigError if the model has no experts.
         """
         if not self.routing:
             raise ConfigError("routing", f"{self.name} has no experts")
@@ -178,7 +187,7 @@ class PlannedModel(ABC):
         """List what one rank saves for backward of one microbatch, in one layer or outside the layers.
 
         Args:
-            layout: how the ranks share the model.
+            layout: how the GPUs share the model.
             what: a mode of recomputation, such as "none", for one layer in that mode; "first" for the embedding; or
                 "last" for the final norm, the output layer and the loss, with the logits.
 
@@ -192,7 +201,7 @@ class PlannedModel(ABC):
         The formulas are read from a stored tape, a recorded run of this part (``tape.stage_tapes``).
 
         Args:
-            layout: how the ranks share the model.
+            layout: how the GPUs share the model.
             what: the part: "layer none", or another mode of recomputation after "layer", for one layer; "first" for the
                 embedding; "last" for the final norm, the output layer and the loss; "whole" for "first" and "last"
                 together.
@@ -205,10 +214,10 @@ class PlannedModel(ABC):
         """Count the parameters of one layer that one rank holds."""
 
     def expert_parameters(self, layout: Parallel) -> int:
-        """Count one layer's expert parameters on one rank if EP > TP, else return 0.
+        """Return one layer's expert parameters on one rank if more than t ranks share the experts (EP > TP); else 0.
 
         With EP > TP fewer ranks hold the same experts than hold the same other parameters, so ZeRO shards expert
-        parameters among fewer ranks.  With EP = TP it treats them like all others.
+        parameters among fewer ranks.  With EP = TP ZeRO shards expert parameters like all other parameters.
         """
         return 0
 
@@ -216,22 +225,35 @@ class PlannedModel(ABC):
     def layer_collectives(self, layout: Parallel, recompute: str) -> list[PredictedCollective]:
         """List the collectives of one layer among tensor-, context- and expert-parallel ranks, for one microbatch.
 
-        The list has those of forward, recomputation and backward; ``PredictedCollective.phase`` tells them apart.
+        The list has the collectives of forward, recomputation and backward; ``PredictedCollective.phase`` says in which
+        of these each one runs.
+
+        Args:
+            layout: how the GPUs share the model.
+            recompute: the layer's mode of recomputation, such as "none".
         """
 
     @abstractmethod
     def moved_bytes(self, layout: Parallel) -> int:
-        """Count the bytes that one layer's forward pass reads and writes, if each operation is a kernel (unfused)."""
+        """Count the bytes that one layer's forward pass moves on one rank for one microbatch.
+
+        Every operation reads its inputs from the device's memory and writes its outputs there (no fused kernels).
+        """
 
     @abstractmethod
     def moved_again_bytes(self, layout: Parallel, recompute: str) -> int:
-        """Count the bytes that operations read and write while backward recomputes one layer in this mode."""
+        """Count the bytes that one rank reads and writes while backward recomputes one layer for one microbatch.
+
+        Args:
+            layout: how the GPUs share the model.
+            recompute: the layer's mode of recomputation, such as "full".
+        """
 
     def end_parameters(self, layout: Parallel, first: bool, last: bool) -> int:
         """Count the parameters outside layers that one rank holds.
 
         Args:
-            layout: how the ranks share the model.
+            layout: how the GPUs share the model.
             first: whether the rank has the embedding.
             last: whether the rank has the final norm and the output layer.
         """
@@ -255,17 +277,26 @@ class PlannedModel(ABC):
         return RankWork(self.part(layout, "layer none").forward_flops, self.moved_bytes(layout))
 
     def added_work(self, layout: Parallel, recompute: str) -> RankWork:
-        """Count the FLOPs and moved bytes that recomputation adds to one layer's backward pass."""
+        """Count the FLOPs and moved bytes that recomputation adds to one layer's backward pass.
+
+        Args:
+            layout: how the GPUs share the model.
+            recompute: the layer's mode of recomputation, such as "full".
+        """
         mode, none = (self.part(layout, f"layer {each}") for each in (recompute, "none"))
         return RankWork(mode.backward_flops - none.backward_flops, self.moved_again_bytes(layout, recompute))
 
     def last_work(self, layout: Parallel) -> RankWork:
-        """Count FLOPs and moved bytes of the forward pass of the output layer and the loss."""
+        """Count FLOPs and moved bytes of the forward pass of output layer and loss, on one rank for one microbatch."""
         moved = _LOSS_BYTES * self.tokens(layout) * self.own_vocabulary(layout)
         return RankWork(self.part(layout, "last").forward_flops, moved)
 
     def model_flops(self, global_batch_size: int) -> int:
-        """Count the FLOPs of one step of the whole model, without recomputation."""
+        """Count the FLOPs of one step of the whole model, on all GPUs together and without recomputation.
+
+        Args:
+            global_batch_size: sequences in the step.
+        """
         layout = Parallel(micro_batch_size=global_batch_size)
         layer, end = (self.part(layout, what).forward_flops for what in ("layer none", "last"))
         return 3 * (self.num_layers * layer + end)
@@ -275,7 +306,7 @@ class PlannedModel(ABC):
         return self.seq_length // layout.context_parallel_size * layout.micro_batch_size
 
     def hidden_elements(self, layout: Parallel) -> int:
-        """Count the elements of a layer's input on one rank; the layer's output has equally many."""
+        """Count the elements of a layer's input on one rank for one microbatch; the layer's output has equally many."""
         return self.tokens(layout) * self.shape.hidden_size // layout.sequence_parts
 
     def output_bytes(self, layout: Parallel) -> int:
@@ -287,8 +318,9 @@ class PlannedGPT(PlannedModel):
     """A GPT as in the paper, predicted by the paper's formulas.
 
     Args:
-        name: the model's name.  If it is a key of ``PAPER_MODELS``, its global batch size is the paper's; otherwise 1.
-        shape: its sizes.
+        name: the model's name.  If it is a key of ``PAPER_MODELS``, such as "175B", the global batch size is the
+            paper's; otherwise 1.
+        shape: the model's sizes.
 
     Attributes:
         recompute_modes: the modes of recomputation that a plan may use, from least to most recomputation.
@@ -303,7 +335,7 @@ class PlannedGPT(PlannedModel):
         self.global_batch_size = PAPER_MODELS[name].global_batch_size if name in PAPER_MODELS else 1
 
     def _one_layer(self, layout: Parallel) -> tuple[ModelShape, Parallel]:
-        """Return what the formulas of one layer take: the shape with one layer and b, and ``layout.layer_axes``."""
+        """Return the arguments of one layer's formulas: the shape with one layer and b, and ``layout.layer_axes``."""
         return self.shape.with_sizes(micro_batch_size=layout.micro_batch_size, num_layers=1), layout.layer_axes
 
     def check(self, layout: Parallel) -> None:
@@ -354,8 +386,8 @@ class PlannedLlama(PlannedModel):
     Such a model has RMSNorm, rotary positions, grouped-query attention, gated MLPs or experts, and no biases.
 
     Args:
-        name: the model's name.
-        shape: its sizes.
+        name: the model's name, such as "llama3-70b".  It decides how many tokens a step has.
+        shape: the model's sizes.
     """
 
     shape: LlamaShape
@@ -374,7 +406,7 @@ class PlannedLlama(PlannedModel):
         return self.shape.with_sizes(micro_batch_size=layout.micro_batch_size)
 
     def _layer_shape(self, layout: Parallel) -> LlamaShape:
-        """Return the shape that one context-parallel rank sees: its seq_length is that rank's part of the sequence.
+        """Return the layer's shape on one context-parallel rank, with that rank's part of the sequence as seq_length.
 
         Raises: ConfigError if the ranks can't share the layer, or if the sequence can't be divided into two chunks for
             each context-parallel rank (``actmem_more.context``).
@@ -443,16 +475,19 @@ class PlannedLlama(PlannedModel):
         return max(self.shape.num_key_value_heads // layout.tensor_parallel_size, 1) * self.shape.d
 
     def _routed(self, layout: Parallel) -> int | None:
-        """Count the pairs of a token and an expert (R) that rank 0 computes, the rank with most; None without
-        experts."""
+        """Return R, the pairs of a token and an expert that rank 0 computes; None without experts.
+
+        Rank 0 computes at least as many pairs as any other rank.
+        """
         if not self.routing:
             return None
         return forced_routed_tokens(self._layer_shape(layout), layout, self.routing, 0)
 
     def _mlp_rows(self, layout: Parallel) -> int:
-        """Count the elements of the gate projection's output on one rank; the up projection's has as many.
+        """Count the elements of the gate projection's output on one rank; the up projection's output has as many.
 
-        Without experts it has this rank's columns for every token, with experts all columns for each pair (R).
+        Without experts the output has this rank's columns for every token, with experts all columns for each of the R
+        pairs of a token and an expert.
         """
         d, routed = self.shape, self._routed(layout)
         if routed is not None:
@@ -482,9 +517,9 @@ class PlannedLlama(PlannedModel):
         return 2 * (2 * 2 * self.hidden_elements(layout) + 3 * self._mlp_rows(layout) + 2 * 2 * heads)
 
     def last_work(self, layout: Parallel) -> RankWork:
-        """Count FLOPs and moved bytes of the forward pass of the output layer and the loss.
+        """Count FLOPs and moved bytes of the forward pass of output layer and loss, on one rank for one microbatch.
 
-        Unlike ``PlannedModel.last_work`` it also counts the bytes that the output layer's matmul moves.
+        Unlike ``PlannedModel.last_work`` this also counts the bytes that the output layer's matmul moves.
         """
         work = super().last_work(layout)
         tokens, own, h = self.tokens(layout), self.own_vocabulary(layout), self.shape.hidden_size
@@ -510,10 +545,10 @@ PLANNED_MODELS: dict[str, PlannedModel] = {
 
 
 def planned_model_of(name: str) -> PlannedModel:
-    """Find a model by its name.
+    """Return the planned model with a given name.
 
     Args:
-        name: a key of ``PLANNED_MODELS``, in upper or lower case.
+        name: a key of ``PLANNED_MODELS``, such as "175B" or "llama3-70b", in upper or lower case.
 
     Raises: ConfigError, which suggests similar names, if there is no such model.
     """

@@ -49,9 +49,11 @@ class Bill:
     """Everything that one rank holds at its peak.
 
     Attributes:
-        moment: in words, which pipeline rank it is and how many microbatches are in flight.
-        parts: the rows, in bytes, by part of the bill: "weights", "gradients", "optimizer states", "activations",
-            "logits and loss", "communication buffers" and "transient".
+        moment: a text that names the pipeline rank and the microbatches in flight, such as "pipeline rank 0 of 8, 8
+            microbatches in flight".
+        parts: a dict from the parts of the bill to their rows: "weights", "gradients", "optimizer states",
+            "activations", "logits and loss", "communication buffers" and "transient" (what the next backward pass
+            allocates).
     """
 
     moment: str
@@ -72,14 +74,14 @@ class Bill:
 def chunk_layers(num_layers: int, pipeline_parallel_size: int, num_model_chunks: int = 1) -> tuple[int, ...]:
     """Distribute a model's L layers over p·m pipeline stages, m model chunks on each of p ranks.
 
-    If p·m does not divide L, the last stage gets fewer layers than the others, and if that is not enough the first one
-    too: they also hold the output layer and the embedding.  With several chunks on a rank (m > 1) each of the two gets
-    at most one layer fewer, because frameworks let the embedding or the loss take the place of one layer.
+    If p·m does not divide L, the last stage gets fewer layers than most stages, and if that is not enough the first
+    stage too: these two also hold the output layer and the embedding.  With several chunks on a rank (m > 1) each of
+    the two gets at most one layer fewer, because frameworks let the embedding or the loss take the place of one layer.
 
     Args:
-        num_layers: L.
-        pipeline_parallel_size: p.
-        num_model_chunks: m.
+        num_layers: L, layers of the whole model.
+        pipeline_parallel_size: p, pipeline ranks.
+        num_model_chunks: m, model chunks on each pipeline rank.
 
     Returns: the number of layers of each stage, in the order in which a microbatch passes through them.  Chunk c of
         rank r is stage c·p + r.
@@ -101,7 +103,13 @@ def chunk_layers(num_layers: int, pipeline_parallel_size: int, num_model_chunks:
 
 @lru_cache(maxsize=2**12)
 def stage_layers(num_layers: int, pipeline_parallel_size: int, num_model_chunks: int = 1) -> tuple[int, ...]:
-    """Return how many layers each pipeline rank holds in all its chunks together (see ``chunk_layers``)."""
+    """Return for each pipeline rank the number of layers in all its chunks together.
+
+    Args:
+        num_layers: L, layers of the whole model, which ``chunk_layers`` distributes.
+        pipeline_parallel_size: p, pipeline ranks.
+        num_model_chunks: m, model chunks on each pipeline rank.
+    """
     layers = chunk_layers(num_layers, pipeline_parallel_size, num_model_chunks)
     return tuple(sum(layers[rank::pipeline_parallel_size]) for rank in range(pipeline_parallel_size))
 
@@ -112,11 +120,11 @@ def stage_layers(num_layers: int, pipeline_parallel_size: int, num_model_chunks:
 
 @lru_cache(maxsize=2**12)
 def refusal(model: PlannedModel, stage_axes: Parallel) -> str:
-    """Return in one sentence why the model can't be sharded in this layout; "" if it can be.
+    """Return one sentence with the reason why the model can't be sharded in this layout; "" if it can be.
 
     Args:
-        model: the model.
-        stage_axes: the layout without data parallelism (``Parallel.stage_axes``).
+        model: the planned model.
+        stage_axes: the layout without data parallelism and ZeRO (``Parallel.stage_axes``).
     """
     try:
         model.check(stage_axes.layer_axes)
@@ -131,12 +139,13 @@ def rank_parameters(model: PlannedModel, stage_axes: Parallel, pipeline_rank: in
     """Count the parameters that one pipeline rank holds, before ZeRO shards them among data-parallel ranks.
 
     Args:
-        model: the model.
-        stage_axes: the layout without data parallelism (``Parallel.stage_axes``).
-        pipeline_rank: which rank of the pipeline, from 0.
+        model: the planned model.
+        stage_axes: the layout without data parallelism and ZeRO (``Parallel.stage_axes``).
+        pipeline_rank: the rank's place in the pipeline, from 0 to p − 1.
 
     Returns: four counts: all parameters of the rank; those of one layer; those outside the layers (embedding, final
-        norm, output layer); and those of experts, or 0 if EP = TP (``PlannedModel.expert_parameters``).
+        norm, output layer); and those of experts, or 0 if the t tensor-parallel ranks share the experts
+        (``PlannedModel.expert_parameters``).
     """
     p = stage_axes.pipeline_parallel_size
     of_layer = model.layer_parameters(stage_axes.layer_axes)
@@ -150,8 +159,8 @@ def share(elements: int, layout: Parallel, divided: bool, of_experts: int = 0) -
 
     Args:
         elements: parameters of the rank before ZeRO.
-        layout: how many ranks hold the same parameters.
-        divided: whether the ZeRO stage shards them; if not, ``elements`` is returned.
+        layout: the layout; its ``replicas`` and ``expert_replicas`` say how many ranks hold the same parameters.
+        divided: whether the ZeRO stage shards these parameters; if not, ``elements`` is returned.
         of_experts: how many of ``elements`` are expert parameters, which fewer ranks share
             (``PlannedModel.expert_parameters``).
 
@@ -165,9 +174,10 @@ def share(elements: int, layout: Parallel, divided: bool, of_experts: int = 0) -
 def _of_all_modes(
     model: PlannedModel, layout: Parallel, pipeline_rank: int
 ) -> Iterator[tuple[str, str, int, str | State]]:
-    """Yield what ``rows_of_all_modes`` makes rows of, without their texts, which a search doesn't need.
+    """Yield the fields of the rows of ``rows_of_all_modes``, without the texts, which a search doesn't need.
 
-    Yields: the part of the bill, the term, its bytes, and its source: a text, or the state that it is.
+    Yields: the part of the bill, the term, its bytes, and its source: a text, or for weights, gradients and optimizer
+        states the ``State``.
     """
     elements, of_layer, of_ends, of_experts = rank_parameters(model, layout.stage_axes, pipeline_rank)
     states, zero, replicas = model.states, layout.zero_stage, layout.replicas
@@ -195,11 +205,16 @@ def _of_all_modes(
 
 
 def rows_of_all_modes(model: PlannedModel, layout: Parallel, pipeline_rank: int) -> dict[str, list[Row]]:
-    """List the part of a rank's bytes at its peak that is the same in every mode of recomputation.
+    """List the bytes of a rank at its peak that are the same in every mode of recomputation.
+
+    Args:
+        model: the planned model.
+        layout: how the GPUs share the model.
+        pipeline_rank: the rank's place in the pipeline, from 0 to p − 1.
 
     Returns: rows under five keys: "weights", "gradients", "optimizer states", "communication buffers" and "transient".
-        The last is for what backward allocates for a moment: here only fp8 copies, if there are any.  ``rank_bill``
-        adds the rest to it.
+        "transient" is for tensors that backward allocates for a moment: here only fp8 copies, if there are any.
+        ``rank_bill`` adds the other transient tensors.
     """
     names = ("weights", "gradients", "optimizer states", "communication buffers", "transient")
     parts: dict[str, list[Row]] = {part: [] for part in names}
@@ -216,10 +231,10 @@ def chunk_passes(model: PlannedModel, layout: Parallel, num_microbatches: int, p
     A pass is one microbatch through one model chunk.  The rank holds it from its forward to its backward pass there.
 
     Args:
-        model: the model, for its number of layers.
-        layout: the parallelism.
-        num_microbatches: the microbatches of one step.
-        pipeline_rank: which rank of the pipeline, from 0.
+        model: the planned model; only its number of layers is read.
+        layout: how the GPUs share the model; only p and m are read.
+        num_microbatches: microbatches of one step on one data-parallel rank.
+        pipeline_rank: the rank's place in the pipeline, from 0 to p − 1.
 
     Returns: the number of passes; and the layers of a chunk.  With one chunk on each rank these are the rank's own
         layers.  With several they are the layers of a full chunk: the model's first and last chunk can have fewer,
@@ -233,10 +248,10 @@ def chunk_passes(model: PlannedModel, layout: Parallel, num_microbatches: int, p
 def _at_its_fullest(
     model: PlannedModel, layout: Parallel, recompute: str, num_microbatches: int, pipeline_rank: int
 ) -> tuple[list[tuple[str, int]], Transient]:
-    """Describe the moment when a rank holds most: what its forward passes have saved, and what backward makes next.
+    """Find what a rank holds at its peak: what its forward passes have saved, and what the next backward pass makes.
 
-    Returns: pairs of what is saved, as ``PlannedModel.rows`` takes it, and how often it is there; and what the backward
-        pass that runs next makes at its peak.
+    Returns: pairs of a text that ``PlannedModel.rows`` takes (a mode of recomputation for one layer, "first" or "last")
+        and how often those rows are held; and the bytes that the next backward pass makes at its peak.
     """
     passes, layers = chunk_passes(model, layout, num_microbatches, pipeline_rank)
     p, m, axes = layout.pipeline_parallel_size, layout.num_model_chunks, layout.layer_axes
@@ -265,17 +280,18 @@ def _at_its_fullest(
 def held_bytes(
     model: PlannedModel, stage_axes: Parallel, recompute: str, num_microbatches: int, pipeline_rank: int
 ) -> int:
-    """Return how many bytes a rank holds at its peak that depend on the mode of recomputation.
+    """Return the bytes that a rank holds at its peak and that depend on the mode of recomputation.
 
-    These are what forward passes have saved, and what backward allocates.  ``rank_bill`` is made of them and of
-    ``rows_of_all_modes``.  They don't depend on data parallelism, so a search computes them once for many layouts.
+    These are the bytes of tensors that forward passes have saved, and of tensors that backward allocates.
+    ``rank_bill`` has them and the bytes of ``rows_of_all_modes``.  They don't depend on data parallelism, so a search
+    computes them once for many layouts.
 
     Args:
-        model: what is trained.
-        stage_axes: the layout without data parallelism (``Parallel.stage_axes``).
-        recompute: mode of recomputation.
-        num_microbatches: microbatches in a step.
-        pipeline_rank: which rank of the pipeline, from 0.
+        model: the planned model.
+        stage_axes: the layout without data parallelism and ZeRO (``Parallel.stage_axes``).
+        recompute: the mode of recomputation, such as "none" or "full" (``PlannedModel.recompute_modes``).
+        num_microbatches: microbatches of one step on one data-parallel rank.
+        pipeline_rank: the rank's place in the pipeline, from 0 to p − 1.
     """
     kept, backward = _at_its_fullest(model, stage_axes, recompute, num_microbatches, pipeline_rank)
     return backward.bytes + sum(count * _kept_bytes(model, stage_axes.layer_axes, what) for what, count in kept)
@@ -290,11 +306,11 @@ def rank_bill(model: PlannedModel, layout: Parallel, recompute: str, num_microba
     """List everything that one pipeline rank holds at its peak.
 
     Args:
-        model: what is trained.
-        layout: how the ranks share the model.
-        recompute: mode of recomputation.
-        num_microbatches: microbatches in a step.
-        pipeline_rank: which rank of the pipeline, from 0.
+        model: the planned model.
+        layout: how the GPUs share the model.
+        recompute: the mode of recomputation, such as "none" or "full" (``PlannedModel.recompute_modes``).
+        num_microbatches: microbatches of one step on one data-parallel rank.
+        pipeline_rank: the rank's place in the pipeline, from 0 to p − 1.
     """
     kept, backward = _at_its_fullest(model, layout, recompute, num_microbatches, pipeline_rank)
 
@@ -314,31 +330,31 @@ def rank_bill(model: PlannedModel, layout: Parallel, recompute: str, num_microba
     return Bill(moment, dict([*states, *held.items(), buffers, ("transient", [*backward.rows, *more])]))
 
 
-#: The search tries no microbatch of more sequences: it would only hold more.
+#: The most sequences in a microbatch that the search tries: a larger microbatch would only hold more bytes.
 LARGEST_MICRO_BATCH = 32
 #: The search gives each context-parallel rank at least so many tokens of a sequence.
 LEAST_CONTEXT_TOKENS = 2048
 
 
 def divisors(number: int, largest: int) -> list[int]:
-    """List the divisors of ``number`` that are at most ``largest``, in ascending order."""
+    """Return the divisors of ``number`` that are at most ``largest``, in ascending order."""
     return [divisor for divisor in range(1, min(number, largest) + 1) if number % divisor == 0]
 
 
 def layouts(
     model: PlannedModel, cluster: Cluster, global_batch_size: int, fixed: Mapping[str, int] = {}
 ) -> Iterator[Parallel]:
-    """Yield the layouts that a search counts, in a fixed order.
+    """Yield the layouts for which a search predicts bytes, in a fixed order.
 
     Every layout uses all GPUs of the cluster and divides the batch evenly.  t divides a node's GPUs; c is a power of 2
     that leaves each rank at least ``LEAST_CONTEXT_TOKENS`` tokens; b is at most ``LARGEST_MICRO_BATCH``.  Some of these
-    layouts can't shard the model (25 heads, t = 2): check them with ``refusal``.
+    layouts can't shard the model, such as t = 2 with 25 heads: check each layout with ``refusal``.
 
     Args:
-        model: what is trained.
-        cluster: its GPUs.
-        global_batch_size: sequences in one step.
-        fixed: values that the layout must have, by the name of ``Parallel``'s field.
+        model: the planned model.
+        cluster: the GPUs of the job.
+        global_batch_size: sequences in one step on all GPUs together.
+        fixed: values that the layout must have, by names of ``Parallel``'s fields, such as ``{"zero_stage": 1}``.
     """
 
     def allowed(name: str, sizes: Iterable[int]) -> list[int]:
@@ -374,8 +390,8 @@ class Counted:
     """A layout with its predicted peak memory.
 
     Attributes:
-        layout: how the ranks share the model.
-        recompute: the mode of recomputation.
+        layout: how the GPUs share the model.
+        recompute: the mode of recomputation, such as "none" or "full".
         num_microbatches: how many microbatches each data-parallel rank runs in a step.
         pipeline_rank: the pipeline rank with the highest peak.
         bytes: that peak, without the memory that is left free for CUDA, NCCL and the allocator
@@ -391,7 +407,11 @@ class Counted:
 
 @dataclass(frozen=True)
 class Plan(Counted):
-    """A layout that fits, in the mode of least recomputation in which it fits, and the predicted time of its step."""
+    """A layout that fits, in the mode of least recomputation in which it fits, and the predicted time of its step.
+
+    Attributes:
+        seconds: the predicted seconds of one step, by what they are spent on.
+    """
 
     seconds: StepSeconds
 
@@ -404,9 +424,10 @@ class Plan(Counted):
     def order_of_equals(self) -> tuple:
         """The sort key for plans whose predicted times are too close to be told apart: the least risky comes first.
 
-        Returns: four numbers and then those of ``order``; the smaller the better.  First the seconds of collectives
-            that must overlap with computation (``StepSeconds.hidden``), as a share of the step in whole multiples of
-            ``MODEL_ERROR``; then the ZeRO stage; how many kinds of parallelism are used; and the bytes.
+        Returns: four numbers, followed by the two of ``order``; in each a smaller number is better.  The first number
+            is the seconds of collectives that must overlap with computation (``StepSeconds.hidden``), as a share of the
+            step in whole multiples of ``MODEL_ERROR``.  Then come the ZeRO stage, the number of kinds of parallelism
+            that are used, and the bytes.
         """
         hidden = int(self.seconds.hidden / (MODEL_ERROR * self.seconds.total))
         layout = self.layout
@@ -417,13 +438,13 @@ class Plan(Counted):
 
 @dataclass
 class SearchResult:
-    """What a search found.
+    """The result of ``Request.search``.
 
     Attributes:
         plans: the best layouts that fit, the best first.
-        nearest: the layouts that come closest to fitting, the one with the fewest bytes first.
+        nearest: the layouts with the fewest bytes among those that don't fit, the smallest first.
         counted: for how many layouts bytes were predicted.
-        fitting: how many of them fit.
+        fitting: how many of these layouts fit.
         near: how many fitting layouts take at most ``MODEL_ERROR`` longer than the fastest.
     """
 
@@ -439,10 +460,10 @@ class Request:
     """A training job whose layouts are to be searched.
 
     Attributes:
-        model: what is trained, with its sequence length and optimizer.
-        cluster: its GPUs.
-        global_batch_size: sequences in one step.
-        fixed: values that the layout must have, by the name of ``Parallel``'s field.
+        model: the planned model, with its sequence length and optimizer, from ``planned_model_of``.
+        cluster: the GPUs of the job.
+        global_batch_size: sequences in one step on all GPUs together.
+        fixed: values that the layout must have, by names of ``Parallel``'s fields, such as ``{"zero_stage": 1}``.
         everything: whether to include layouts that neither Megatron-LM nor torchtitan nor Hugging Face can run.
     """
 
@@ -455,14 +476,14 @@ class Request:
     def search(self, keep: int = 1) -> SearchResult:
         """Predict bytes and time of every layout of the job, and rank those that fit.
 
-        Plans are ranked by time.  Those within ``MODEL_ERROR`` of the fastest are ranked by ``Plan.order_of_equals``.
-        The same request always gives the same result.
+        Plans are ranked by time.  Plans whose time is within ``MODEL_ERROR`` of the fastest plan's are ranked by
+        ``Plan.order_of_equals``.  Equal requests give equal results.
 
         Args:
-            keep: how many plans to return, and how many of the layouts that don't fit.
+            keep: how many plans to return at most, and how many of the layouts that don't fit.
 
-        Raises: ConfigError if no layout has these GPUs, this batch and these fixed sizes, or if they ask for context
-            parallelism, which the model doesn't have.
+        Raises: ConfigError if no layout has these GPUs, this batch and these fixed sizes, or if the fixed sizes ask for
+            context parallelism and the model doesn't have it.
         """
         return _Search(self).run(keep)
 
@@ -526,8 +547,11 @@ class _Search:
         raise ConfigError("gpus", ": ".join([rule, *(reason for reason, _ in self.reasons.most_common(1))]))
 
     def _layer_seconds(self, layout: Parallel, recompute: str) -> tuple[float, float, dict[bool, Traffic], float]:
-        """Predict the seconds of one microbatch in one layer: forward, recomputation and collectives (see
-        ``layer_traffic``); and those of the output layer's and the loss's forward."""
+        """Predict the seconds of one microbatch in one layer, and in output layer and loss.
+
+        Returns: the layer's forward; its recomputation; its collectives, from ``layer_traffic``; and the forward of
+            output layer and loss.
+        """
         forward = work_seconds(self.model.layer_work(layout), self.cluster)
         recomputation = work_seconds(self.model.added_work(layout, recompute), self.cluster)
         return (
@@ -538,7 +562,10 @@ class _Search:
         )
 
     def _best(self, layout: Parallel, modes: Sequence[str]) -> Counted:
-        """Return the plan with the least recomputation that fits in this layout, or the smallest bytes if none fits."""
+        """Return the plan for this layout in the first of ``modes`` in which it fits.
+
+        If it fits in none, return the Counted of the last mode, which needs the fewest bytes.
+        """
         self.counted += 1
         n = self.batch // (layout.data_parallel_size * layout.micro_batch_size)
         p = layout.pipeline_parallel_size
@@ -561,12 +588,12 @@ class _Search:
         return Plan(layout, recompute, n, fullest, sizes[fullest], self._seconds(layout, recompute, n))
 
     def _seconds(self, layout: Parallel, recompute: str, n: int) -> StepSeconds:
-        """Predict the seconds of a plan's step, of which each microbatch runs on each pipeline rank.
+        """Predict the seconds of a plan's step.
 
         Args:
-            layout: the plan's.
-            recompute: the plan's mode.
-            n: microbatches of the step.
+            layout: the plan's layout.
+            recompute: the plan's mode of recomputation.
+            n: microbatches of the step on one data-parallel rank.
         """
         forward, recomputation, traffic, output_layer = self._times(layout.layer_axes, recompute)
         p, m = layout.pipeline_parallel_size, layout.num_model_chunks
@@ -604,10 +631,10 @@ class _Search:
 
 
 def bill_of(model: PlannedModel, plan: Counted) -> Bill:
-    """List everything that the plan's fullest pipeline rank holds at its peak.
+    """List everything that the pipeline rank with the highest peak holds at that peak.
 
     Args:
-        model: what is trained.
-        plan: a plan, or a layout that doesn't fit.
+        model: the planned model.
+        plan: a plan, or a layout that doesn't fit, from ``Request.search``; its ``pipeline_rank`` is that rank.
     """
     return rank_bill(model, plan.layout, plan.recompute, plan.num_microbatches, plan.pipeline_rank)

@@ -29,14 +29,14 @@ class Device:
     """The rates of one kind of GPU, from its data sheet.
 
     Attributes:
-        name: its name for ``plan --device``.
+        name: the GPU's name for ``plan --device``, such as "h100".
         flops_per_second: rate of dense matmuls in 16 bits.
-        memory_bytes_per_second: bandwidth of its memory.
-        node_bytes_per_second: what it sends in one direction to the GPUs of its node.
-        network_bytes_per_second: what it sends in one direction to other nodes.
+        memory_bytes_per_second: bandwidth of the GPU's memory.
+        node_bytes_per_second: bytes that a GPU sends per second, in one direction, to the GPUs of its node.
+        network_bytes_per_second: bytes that a GPU sends per second, in one direction, to other nodes.
         hides_both: whether collectives of tensor parallelism and of sharded data parallelism can both run beside
-            matmuls.  Before Blackwell they can't: tensor parallelism needs CUDA_DEVICE_MAX_CONNECTIONS=1 for that,
-            which sharded data parallelism refuses (Megatron-LM's arguments.py).
+            matmuls.  Before Blackwell they can't: collectives of tensor parallelism run beside matmuls only with
+            CUDA_DEVICE_MAX_CONNECTIONS=1, which sharded data parallelism refuses (Megatron-LM's arguments.py).
     """
 
     name: str
@@ -90,17 +90,18 @@ ALLOWANCE_BYTES = 4 * GIBIBYTE
 class Cluster:
     """The GPUs of a job.
 
-    Its methods describe a group of ranks by two numbers: ``ranks``, the size of the group, and ``stride``, the distance
-    from one member to the next (ranks 0, 8, 16 have stride 8).
+    Its methods take a group of ranks as two numbers: ``ranks``, the size of the group, and ``stride``, the distance in
+    GPUs from one member to the next (ranks 0, 8, 16 have stride 8).
 
     Attributes:
         gpus: how many GPUs the job has.
         memory_bytes: memory of one GPU.
         per_node: how many GPUs a node has; fast links such as NVLink connect them.
-        device: the kind of GPU, with its rates.
+        device: the kind of GPU, with its rates, such as ``DEVICES["h100"]``.
         allowance_bytes: memory of each GPU that is left free for CUDA, NCCL and the allocator's reserve.
 
-    Raises: ConfigError on an impossible number.
+    Raises: ConfigError on a number below 1 or too large, if ``per_node`` does not divide ``gpus``, or if the allowance
+        leaves no memory.
     """
 
     gpus: int
@@ -136,18 +137,18 @@ class Cluster:
 
         Args:
             ranks: how many ranks the group has.
-            stride: the distance between two of them, in GPUs.
+            stride: the distance from one rank of the group to the next, in GPUs.
         """
         node, port = self.device.node_bytes_per_second, self.device.network_bytes_per_second
         inside = self.inside_node(ranks, stride)
         return LINK_SHARE * (node if inside else min(node, max(1, self.per_node // stride) * port))
 
     def ring_seconds(self, ranks: int, stride: int) -> float:
-        """Return the seconds of an all-gather or a reduce-scatter per byte of the gathered tensor, without latency.
+        """Return the seconds of an all-gather or a reduce-scatter per byte of the unsharded tensor, without latency.
 
         Args:
             ranks: how many ranks the group has.
-            stride: the distance between two of them, in GPUs.
+            stride: the distance from one rank of the group to the next, in GPUs.
         """
         return (ranks - 1) / ranks / self.link(ranks, stride)
 
@@ -156,7 +157,7 @@ class Cluster:
 
         Args:
             ranks: how many ranks the group has.
-            stride: the distance between two of them, in GPUs.
+            stride: the distance from one rank of the group to the next, in GPUs.
         """
         nodes = -(-ranks // max(1, min(ranks, self.per_node // stride)))
         return RING_SECONDS + (ranks - nodes) * NODE_STEP_SECONDS + (nodes - 1) * NETWORK_STEP_SECONDS
@@ -188,12 +189,17 @@ class StepSeconds:
 
     @property
     def total(self) -> float:
-        """The whole step: the sum of all but ``hidden``."""
+        """Seconds of the whole step: the sum of all fields but ``hidden``."""
         return self.compute + self.recompute + self.tensor + self.pipeline + self.data + self.bubble + self.optimizer
 
 
 def work_seconds(work: RankWork, cluster: Cluster) -> float:
-    """Predict the seconds of some work: FLOPs at ``MATMUL_SHARE`` of the peak rate, plus bytes at memory bandwidth."""
+    """Predict the seconds of operations: FLOPs at ``MATMUL_SHARE`` of the peak rate, plus bytes at memory bandwidth.
+
+    Args:
+        work: FLOPs and moved bytes of the operations on one rank.
+        cluster: the GPUs, whose rates are read.
+    """
     device = cluster.device
     matmuls = work.matmul_flops / (device.flops_per_second * MATMUL_SHARE)
     return matmuls + work.moved_bytes / device.memory_bytes_per_second
@@ -222,6 +228,12 @@ _WAITED_FOR = (OUTPUT, CONTEXT_EXCHANGE, EXPERT_EXCHANGE)
 def layer_traffic(model: PlannedModel, layout: Parallel, recompute: str, cluster: Cluster) -> dict[bool, Traffic]:
     """Predict the seconds of one layer's collectives for one microbatch.
 
+    Args:
+        model: the planned model.
+        layout: how the GPUs share the model.
+        recompute: the mode of recomputation, such as "full".
+        cluster: the GPUs and their links.
+
     Returns: two entries: under True for groups of ranks inside one node, under False for groups that span nodes.
     """
     t, cp = layout.tensor_parallel_size, layout.context_parallel_size
@@ -246,6 +258,13 @@ def pipeline_seconds(model: PlannedModel, layout: Parallel, cluster: Cluster) ->
     """Predict the seconds that one model chunk's sends take for one microbatch.
 
     A chunk sends its output to the next stage, and the gradient of its input to the stage before.
+
+    Args:
+        model: the planned model.
+        layout: how the GPUs share the model.
+        cluster: the GPUs and their links.
+
+    Returns: seconds; 0 without a pipeline.
     """
     if layout.pipeline_parallel_size == 1:
         return 0.0
@@ -284,16 +303,18 @@ def data_seconds(
     The collectives of one layer overlap with the computation of its neighbour.  Three waits are left: forward waits for
     the first layer's weights; backward waits for the gradients of the layer that it runs last; and a layer in between
     waits if its collectives take longer than ``room``.  ZeRO-2 and ZeRO-3 have these waits in every pass through a
-    model chunk, because FSDP2 synchronizes at the end of each.
+    model chunk, because FSDP2 synchronizes at the end of each pass.
 
     Args:
         shards: sizes of the rank's weights and gradients.
-        layout: its ZeRO stage, and how many ranks hold the same weights.
-        num_microbatches: microbatches in the step.
-        room: for how many seconds of one layer's forward, and of its backward, the link is free for these collectives.
+        layout: how the GPUs share the model; it has the ZeRO stage and the number of ranks with the same weights.
+        num_microbatches: microbatches in the step on one data-parallel rank.
+        room: two numbers of seconds: how long during one layer's forward, and during its backward, the link is free for
+            these collectives.
         cluster: the GPUs and their links.
 
-    Returns: seconds that computation waits for these collectives; and seconds of collectives that overlap with it.
+    Returns: two numbers of seconds: those that computation waits for these collectives, and those of collectives that
+        overlap with computation.
     """
     ranks = layout.replicas
     if ranks == 1:
@@ -330,8 +351,8 @@ def optimizer_seconds(share: int, states: Iterable[State], cluster: Cluster) -> 
 
     Args:
         share: how many parameters the rank updates.
-        states: what is kept for each parameter, in this order: weight, gradient, the optimizer's states.
-        cluster: the GPUs.
+        states: a State (name and bytes) each, in this order: weight, gradient, the optimizer's states.
+        cluster: the GPUs, whose memory bandwidth is read.
     """
     weights, gradients, *own = (state.bytes_of(share) for state in states)
     return (weights + gradients + 2 * sum(own)) / cluster.device.memory_bytes_per_second

@@ -33,19 +33,19 @@ class ConfigModel:
     """A Hugging Face model that ``actmem plan`` is given as a ``config.json``.
 
     Args:
-        given: the content of the ``config.json``.
+        given: the content of the ``config.json``, from ``config_file.read_config``.
 
     Attributes:
         config: transformers' configuration of the text part of the model.
         letters: letters of the sizes that the configuration leaves open: b, and for text also s.
-        number: how many layers the model has; of an encoder and a decoder, how many the decoder has.
+        number: how many layers the model has; with an encoder and a decoder, how many layers the decoder has.
         order: how kinds of layers alternate (``config_file.Order``).
-        positions: the longest sequence that its learned positions allow; ``LARGEST_SIZE`` if it has none.
+        positions: the longest sequence that the model's learned positions allow; ``LARGEST_SIZE`` if it has none.
 
-    An encoder before a decoder has as many layers as the configuration says, whatever the decoder has.
+    An encoder before a decoder always has as many layers as the configuration says; only the decoder's layers vary.
 
-    Raises: ConfigError if transformers doesn't have the model, or if it doesn't have layers, or reads something else
-        than text, speech or images.
+    Raises: ConfigError if transformers doesn't have the model, if the model doesn't have layers, or if it reads
+        something else than text, speech or images.
     """
 
     def __init__(self, given: Mapping[str, Any]):
@@ -87,7 +87,7 @@ class ConfigModel:
 
     @property
     def num_blocks(self) -> int:
-        """How many blocks (``config_file.Order``) the configuration's model has."""
+        """How many blocks of ``order.period`` layers the configuration's model has."""
         return (self.number - self.order.first) // self.order.period
 
     def factory(self, vocab_size: int = 0) -> Callable[..., tuple[nn.Module, dict[str, torch.Tensor]]]:
@@ -130,7 +130,7 @@ class ConfigModel:
         return {number for one in configs for name in names if isinstance(number := getattr(one, name, None), int)}
 
     def limits(self, s: int) -> tuple[int, int]:
-        """Return the shortest and the longest sequence, in tokens, that run the same operations as one of ``s`` tokens.
+        """Return the shortest and the longest sequence, in tokens, that run the same operations as ``s`` tokens do.
 
         Attention with a sliding window, for example, needs a mask only if the sequence is longer than the window; and a
         scan of one chunk doesn't copy what a scan of two does.
@@ -140,26 +140,28 @@ class ConfigModel:
         return max((w for w in windows if w <= s), default=2), min(above + [self.positions])
 
     def multiple(self, of_loss: int) -> int:
-        """Return the number of tokens that must divide a sequence's length, or the formulas don't hold for it.
+        """Return a number of tokens that must divide the length of each sequence for which the formulas shall hold.
 
         Layers such as Mamba's go through the sequence in chunks of a fixed length, and the last chunk must be full.
 
         Args:
-            of_loss: a number that must also divide the length: how many chunks the loss is computed in, or 1.
+            of_loss: in how many chunks the loss is computed, which must divide the length too; 1 if it has no chunks.
 
         Returns: the least common multiple of ``of_loss`` and of the chunks' lengths.
         """
         return math.lcm(of_loss, *self._numbers(_CHUNKS))
 
     def step(self, s: int, multiple: int) -> int:
-        """Choose how long the sequences are in the tiny runs from which formulas for ``s`` tokens are found.
+        """Return the step between the sequence lengths of the tiny runs: each length is a multiple of it.
+
+        The formulas for ``s`` tokens are found from these runs, so they must run the same operations as ``s`` tokens.
 
         Args:
             s: the tokens of a sequence that the user asked for.
-            multiple: the number that ``multiple`` returns.
+            multiple: a number by which each sequence's length must be divisible, from the method ``multiple``.
 
-        Returns: a number of tokens; the sequence of each run is a multiple of it.  0 if no such lengths run the same
-            operations as ``s`` tokens do: then the sequence of each run must have ``s`` tokens.
+        Returns: the step, in tokens.  0 if there is none, because the longest run would be too long to run the same
+            operations, or because ``multiple`` does not divide ``s``: then each run must have exactly ``s`` tokens.
         """
         shortest, longest = self.limits(s)
         step = multiple * (-(-shortest // multiple) if shortest > 2 else 1)
@@ -173,9 +175,9 @@ def lists_of_layers(model: nn.Module, number: int) -> list[str]:
         model: the model.
         number: how many layers it has.
 
-    Returns: the submodules' paths, the one with the most weights first.
+    Returns: the submodules' paths, such as "model.layers", the one with the most weights first.
 
-    Raises: ConfigError if there is none.
+    Raises: ConfigError if there is no such submodule.
     """
     found = [
         (sum(p.numel() for p in part.parameters()), name)
@@ -194,9 +196,10 @@ def noted_layers(model: nn.Module, paths: Iterable[str]) -> list[str]:
 
     Args:
         model: the model; its layers get hooks.
-        paths: paths from ``lists_of_layers``.
+        paths: the paths of lists of layers, from ``lists_of_layers``.
 
-    Returns: an empty list.  Each later forward pass appends, for every layer that runs, the path of the layer's list.
+    Returns: an empty list, to which each later forward pass appends, for every layer that runs, the path of the list
+        that the layer is in.
     """
     in_order: list[str] = []
     for path in paths:
@@ -209,14 +212,18 @@ def are_stacks(in_order: Iterable[str], *paths: str) -> bool:
     """Return whether all layers of one list ran before those of the other, like an encoder's before a decoder's.
 
     Args:
-        in_order: what ``noted_layers`` returned, after a forward pass.
-        paths: the paths of the two lists.
+        in_order: the paths of the layers' lists in the order in which the layers ran: the list of ``noted_layers``
+            after a forward pass.
+        paths: the paths of the two lists of layers.
     """
     return len([*groupby(path for path in in_order if path in paths)]) == 2
 
 
 def _kind(layer: nn.Module) -> str:
-    """Return a text that is equal for layers that run the same: of their submodules, and the numbers in them."""
+    """Return a text that is equal for layers that run the same operations.
+
+    It has the layer's submodules, the numbers and strings in them, and the shapes of its weights.
+    """
 
     def held(part: nn.Module) -> Iterable:
         return sorted((x, y) for x, y in vars(part).items() if isinstance(y, (int, str)) and not _PLACE.search(x))
@@ -226,6 +233,6 @@ def _kind(layer: nn.Module) -> str:
 
 
 def _has_rows(model: nn.Module, positions: int, config: Any) -> bool:
-    """Whether some table has a row for each position, or up to two more, as OPT's has."""
+    """Return whether some embedding of the model has a row for each position, or up to two rows more, as OPT's has."""
     rows = {part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)}
     return any(positions <= number <= positions + 2 for number in rows - {getattr(config, "vocab_size", 0)})

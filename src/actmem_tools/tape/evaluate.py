@@ -29,8 +29,8 @@ GRADIENTS = "gradients"
 #: Stands for the number of a formula that is 0 at all sizes.
 NOTHING = -1
 _POWER_SIGNS = {1: "", 2: "²", 3: "³"}
-#: Letters that may be 1, and how many of them may be 1 together.  With a letter of 1 a tensor can need no copy where it
-#: else needs one, so a tape has other events for it.
+#: Letters that may be 1, and how many of them may be 1 together.  If a letter is 1, a tensor may need no copy where it
+#: otherwise needs one, so a tape has another list of events for that case.
 MAY_BE_ONE, MOST_ONES = ("b", "a", "k"), 2
 
 
@@ -40,9 +40,9 @@ class Make:
 
     Attributes:
         number: the storage's number; storages are numbered in the order in which they are made.
-        bytes: its size.
+        bytes: the storage's size.
         name: the ledger's name of a tensor that autograd saves; for other storages, the module (in backward the
-            autograd node) and the operation that made it, such as "layers.0.mlp: addmm".
+            autograd node) and the operation that made the storage, such as "layers.0.mlp: addmm".
     """
 
     number: int
@@ -55,8 +55,8 @@ class Resize:
     """Event: a storage is resized.
 
     Attributes:
-        number: which storage (``Make.number``).
-        bytes: its new size.
+        number: the storage's number, as in its ``Make``.
+        bytes: the storage's new size.
     """
 
     number: int
@@ -68,7 +68,7 @@ class Free:
     """Event: a storage is freed.
 
     Attributes:
-        number: which storage (``Make.number``).
+        number: the storage's number, as in its ``Make``.
     """
 
     number: int
@@ -79,11 +79,11 @@ class Run:
     """Event: an operation has run.
 
     Attributes:
-        op: its name in ATen, such as "addmm".
-        where: the module, or in backward the autograd node, in which it ran.
-        flops: its FLOPs if it is a matmul or attention (causal attention counts half); 0 for other operations.
-        read: bytes of each tensor that it read.
-        written: bytes of each tensor that it wrote.
+        op: the operation's name in ATen, such as "addmm".
+        where: the name of the module, or in backward of the autograd node, in which the operation ran.
+        flops: FLOPs of a matmul or of attention (causal attention counts half); 0 for other operations.
+        read: bytes of each tensor that the operation read.
+        written: bytes of each tensor that the operation wrote.
     """
 
     op: str
@@ -95,7 +95,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Mark:
-    """Event: nothing happens; it marks a place on the tape so that code can find it.
+    """Event that marks a place on the tape, so that code can find this place; nothing is made, freed or run there.
 
     Attributes:
         name: ``FORWARD`` or ``BACKWARD`` where that pass begins, or a name that the recording code chose.
@@ -112,7 +112,8 @@ class Gradient:
     first microbatch there is no ``.grad`` yet, so the new gradient, or a copy of it, becomes the ``.grad`` and stays.
 
     Attributes:
-        number: the storage of the new gradient (``Make.number``); -1 if a copy of it would become the ``.grad``.
+        number: the number of the new gradient's storage, as in its ``Make``; -1 if a copy of the gradient would become
+            the ``.grad``.
         bytes: the size of the ``.grad`` that stays after the first microbatch.
     """
 
@@ -125,7 +126,7 @@ EVENT_KINDS: tuple[type, ...] = (Make, Resize, Free, Run, Mark, Gradient)
 
 
 def sizes_of(event: Event) -> list[int]:
-    """Return an event's sizes as one list; ``with_sizes`` takes them in the same order.
+    """Return an event's sizes as one list, in the order in which ``with_sizes`` takes them.
 
     An event recorded in a run holds numbers.  An event of a ``Tape`` holds, in place of each number, the index of its
     formula in ``Tape.formulas``.
@@ -139,21 +140,19 @@ def sizes_of(event: Event) -> list[int]:
 
 
 def used_in(events: Iterable[Event]) -> set[int]:
-    """Return the indices in ``Tape.formulas`` of all formulas that these events use."""
+    """Return the indices, in ``Tape.formulas``, of all formulas that these events have in place of sizes."""
     return {i for event in events for i in sizes_of(event)}
 
 
 def value(formula: Formula, sizes: Sequence[int]) -> int:
-    """Evaluate a formula.
+    """Return the value of a formula at these sizes, a number of bytes or FLOPs.
 
     Args:
-        formula: monomials, whose sum it is.  Each has a coefficient and the power of every letter, in a fixed order.
+        formula: a sum of monomials.  Each has a coefficient and the power of every letter, in a fixed order.
         sizes: the value of every letter, in the same order.
 
-    Returns: a number of bytes or FLOPs.
-
-    Raises: ConfigError if the result is not a whole number, because a size isn't the multiple of another one that the
-        model needs (h of a, for example).
+    Raises: ConfigError if the result is not a whole number.  Then the model needs one size to be a multiple of another
+        size (h of a, for example), and it isn't.
     """
     total: Fraction | int = 0
     for coefficient, powers in formula:
@@ -166,7 +165,10 @@ def value(formula: Formula, sizes: Sequence[int]) -> int:
 
 
 def parsed_sizes(text: str) -> dict[str, int]:
-    """Parse a text such as ``s=200,b=3`` to a dict of sizes by letter.  Raises ConfigError if it has another form."""
+    """Return a dict from letters to sizes for a text such as ``s=200,b=3``.
+
+    Raises: ConfigError if the text has another form.
+    """
     sizes: dict[str, int] = {}
     for part in text.split(","):
         letter, equals, number = (x.strip() for x in part.partition("="))
@@ -186,13 +188,13 @@ def added(formulas: Iterable[Formula]) -> Formula:
 
 
 def formula_text(formula: Formula, letters: Sequence[str]) -> str:
-    """Write a formula as text, such as ``34sbh + 5as²b``.
+    """Return a formula as text, such as ``34sbh + 5as²b``.
+
+    The monomial with the highest power comes first, and the letters are in the paper's order.
 
     Args:
-        formula: the formula.
-        letters: the letters that the powers belong to.
-
-    Returns: the text, with the highest power first and the letters in the paper's order.
+        formula: the formula, a sum of monomials.
+        letters: the letters, in the order of each monomial's powers.
     """
     order = sorted(range(len(letters)), key=lambda i: "lasbkhdfv".find(letters[i]) % 99)
     text = ""
@@ -213,10 +215,10 @@ class Reading:
     Attributes:
         kept_bytes: bytes alive when forward ends.
         peak_bytes: the most bytes that are alive after any operation of backward.
-        kept_rows: the storages that are alive when forward ends, by name.
-        peak_rows: the storages that are alive at the peak, by name.
-        flops: FLOPs of matmuls and attention, by pass: ``FORWARD`` and ``BACKWARD``.
-        moved_bytes: bytes that operations read and write, by pass.
+        kept_rows: the storages that are alive when forward ends, one Row for each name.
+        peak_rows: the storages that are alive at the peak, one Row for each name.
+        flops: FLOPs of matmuls and attention, under the keys ``FORWARD`` and ``BACKWARD``.
+        moved_bytes: bytes that operations read and write, under the same two keys.
     """
 
     kept_bytes: int = 0
@@ -231,14 +233,14 @@ class Reading:
 class Tape:
     """The events of a forward and a backward pass, with formulas for their sizes.
 
-    torch can run other operations if a size is 1 (it needs no copy, for example), so a tape has several lists of
+    If a size is 1, torch may run other operations (it may need no copy, for example), so a tape has several lists of
     events.
 
     Attributes:
         letters: the letters of the formulas, in the order of the monomials' powers.
-        formulas: the formulas.  Where an event has a size, it has an index into this list.
-        variants: the lists of events.  The key is the sorted tuple of letters that are 1; ``()`` is for sizes that are
-            all above 1.  A tuple is left out if the same operations run as without some of its letters.
+        formulas: the formulas.  In place of each of its sizes an event has an index into this list.
+        variants: a dict of lists of events.  The key is the sorted tuple of letters that are 1; ``()`` is for sizes
+            that are all above 1.  A tuple is left out if its events equal those of a tuple with fewer of its letters.
     """
 
     letters: tuple[str, ...]
@@ -246,7 +248,7 @@ class Tape:
     variants: dict[tuple[str, ...], list[Event]]
 
     def check(self, sizes: Mapping[str, int]) -> None:
-        """Raise ConfigError unless there is a valid size for each letter of the tape, and for no other letter."""
+        """Raise ConfigError unless ``sizes`` has a valid size for each letter of the tape, and no other letter."""
         for letter in sizes:
             if letter not in self.letters:
                 raise ConfigError("at", f"the tape has no {letter}, only {', '.join(self.letters)}")
@@ -262,7 +264,10 @@ class Tape:
     def events(self, sizes: Mapping[str, int]) -> list[Event]:
         """Return the list of events at these sizes, with bytes and FLOPs in place of the formulas' indices.
 
-        Raises: ConfigError on missing, unknown or impossible sizes.
+        Args:
+            sizes: the value of each letter.
+
+        Raises: ConfigError if a letter is missing or unknown, or if a formula has no whole value at these sizes.
         """
         self.check(sizes)
         chosen = self.variants[self.ones(sizes)]
@@ -270,31 +275,38 @@ class Tape:
         return [with_sizes(event, [values[i] for i in sizes_of(event)]) for event in chosen]
 
     def ones(self, sizes: Mapping[str, int]) -> tuple[str, ...]:
-        """Return the key of ``variants`` that applies at these sizes, a tuple of letters that are 1."""
+        """Return the key of ``variants`` whose events run at these sizes, a tuple of letters that are 1."""
         ones = sorted(letter for letter in MAY_BE_ONE if sizes.get(letter) == 1)
         subsets = (subset for n in range(len(ones), -1, -1) for subset in combinations(ones, n))
         return next(subset for subset in subsets if subset in self.variants)
 
     def values(self, used: Iterable[int], sizes: Mapping[str, int]) -> dict[int, int]:
-        """Evaluate some of the tape's formulas.
+        """Return the values of some of the tape's formulas.
 
         Args:
             used: the formulas' indices in ``formulas``.
-            sizes: the value of each letter; not checked.
+            sizes: the value of each letter; they are not checked.
 
-        Returns: bytes or FLOPs by the formula's index; and 0 for ``NOTHING``, the index of a formula that is always 0.
+        Returns: a dict from indices to bytes or FLOPs.  It also has 0 under ``NOTHING``, which stands for a formula
+            that is always 0.
         """
         in_order = [sizes[letter] for letter in self.letters]
         return {NOTHING: 0, **{i: value(self.formulas[i], in_order) for i in used}}
 
     def kept_formula(self) -> Formula:
-        """Return the formula of ``Reading.kept_bytes``, valid if all sizes are above 1."""
+        """Return the formula of the bytes alive when forward ends, valid if all sizes are above 1."""
         nothing = dict.fromkeys(range(len(self.formulas)), 0)
         alive = next(alive for event, _, alive in moments(self.variants[()], nothing) if event == Mark(BACKWARD))
         return added(self.formulas[made.bytes] for made in alive.values())
 
     def at(self, sizes: Mapping[str, int]) -> Reading:
-        """Return memory and FLOPs at these sizes.  Raises ConfigError on missing, unknown or impossible sizes."""
+        """Return memory and FLOPs at these sizes, as a Reading.
+
+        Args:
+            sizes: the value of each letter.
+
+        Raises: ConfigError if a letter is missing or unknown, or if a formula has no whole value at these sizes.
+        """
         return read_events(self.events(sizes))
 
     def to_json(self) -> str:
@@ -317,7 +329,7 @@ class Tape:
 
 
 def packed(tapes: Mapping[str, Tape]) -> dict:
-    """Convert several tapes to one small dict for JSON, which stores each formula and each string once.
+    """Return several tapes as one small dict for JSON, which has each formula and each string once.
 
     Args:
         tapes: the tapes by name, all over the same letters.
@@ -351,8 +363,8 @@ def unpacked(tapes: Mapping, name: str) -> Tape:
     """Return one of the tapes in a dict that ``packed`` made.
 
     Args:
-        tapes: what ``packed`` returned.
-        name: the tape's name.
+        tapes: the dict of formulas, words and events that ``packed`` returned.
+        name: the name that the tape had in the argument of ``packed``.
 
     Raises: ValueError, KeyError, TypeError or a similar exception if ``tapes`` is anything else.
     """
@@ -378,7 +390,12 @@ def unpacked(tapes: Mapping, name: str) -> Tape:
 
 
 def with_sizes(event: Event, sizes: Iterable[int]) -> Event:
-    """Return a copy of an event with other sizes, given in the order of ``sizes_of``."""
+    """Return a copy of an event with other sizes.
+
+    Args:
+        event: the event.
+        sizes: the new sizes, as many and in the same order as ``sizes_of(event)`` returns.
+    """
     new = tuple(sizes)
     if isinstance(event, Make):
         return Make(event.number, new[0], event.name)
@@ -393,11 +410,12 @@ def with_sizes(event: Event, sizes: Iterable[int]) -> Event:
 def moments(
     events: Iterable[Event], values: Mapping[int, int] | None = None
 ) -> Iterator[tuple[Event, int, dict[int, Make]]]:
-    """Go through events in order, and yield after each which storages are alive.
+    """Yield for each event, in order, the storages that are alive after it.
 
     Args:
         events: the events.
-        values: None if the events' sizes are bytes; if they are indices of formulas, the value of each by its index.
+        values: None if the events' sizes are bytes.  If the sizes are indices of formulas: a dict from each index to
+            the formula's value.
 
     Yields: the event; the bytes alive after it; and the storages alive after it, by number.  The dict of storages is
         one object, which is changed for every event: copy what you keep.
@@ -418,9 +436,9 @@ def moments(
 
 
 def first_microbatch(events: Iterable[Event]) -> list[Event]:
-    """Convert the events of a later microbatch to those of a step's first microbatch.
+    """Return the events of a step's first microbatch, made from those of a later microbatch.
 
-    In the first one no weight has a ``.grad`` yet, so each new gradient stays, as a storage called ``GRADIENTS``.
+    In the first microbatch no weight has a ``.grad`` yet, so each new gradient stays, as a storage named ``GRADIENTS``.
     """
     changed: list[Event] = []
     replaced: set[int] = set()  # storages of gradients, which stay under a new number
@@ -437,16 +455,17 @@ def first_microbatch(events: Iterable[Event]) -> list[Event]:
 
 
 def alive_after(events: Sequence[Event], place: int) -> dict[int, Make]:
-    """Return the ``Make`` of each storage that is alive after ``events[place]``, by the storage's number.
+    """Return a dict from the number of each storage that is alive after ``events[place]`` to the storage's ``Make``.
 
-    Its size is the latest one, in the form that the events have: bytes, or the index of a formula.
+    If a storage was resized, its ``Make`` here has the new size: bytes, or the index of a formula if the events have
+    such indices.
     """
     *_, (_, _, alive) = moments(events[: place + 1])
     return alive
 
 
 def read_events(events: Sequence[Event]) -> Reading:
-    """Compute memory and FLOPs from a list of events whose sizes are bytes and FLOPs (not formulas)."""
+    """Return memory and FLOPs, as a Reading, of a list of events whose sizes are bytes and FLOPs (not formulas)."""
     reading, phase, fullest = Reading(), FORWARD, None
     for i, (event, live, alive) in enumerate(moments(events)):
         if isinstance(event, Mark) and event.name in (FORWARD, BACKWARD):

@@ -11,9 +11,10 @@ has a block more:
    has made.
 3. Every later block of backward does the same as the second, while fewer blocks still hold saved tensors.
 
-While the last of the shorter tape's blocks runs, each further block that has run holds what the longer tape has more at
-the same operation: its gradients, and its part of a gradient that all blocks add to.  In forward, the block that runs
-last is read on the longer tape, as it may find more alive than the only block of the shorter one.
+While the last of the shorter tape's blocks runs, both tapes are compared at the same operation.  What the longer one
+has more is what each further block holds after it has run: its gradients, and its part of a gradient that all blocks
+add to.  In forward, the block that runs last is read on the longer tape, as it may find more alive than the only block
+of the shorter one.
 
 One exception: if the first block makes a tensor that all others read, as T5's makes its table of positions, the second
 block saves it too when it is recomputed, and no later block does.  Then the two tapes have one recomputed block more
@@ -55,8 +56,8 @@ from actmem_tools.tape.evaluate import (
 #: Pairs of tapes that differ by one block: how many blocks each recomputes, and how many save everything.
 _PAIRS = ((0, 1), (0, 2)), ((1, 0), (2, 0))
 
-#: Parts of a block that are all of it but some operations: what is saved of it, in words, and which matmuls, in Python.
-#: The second is torchtitan's.
+#: Parts of a block that are the whole block without some operations.  Each has a phrase for the operations whose
+#: results are saved, and a Python condition for the saved matmuls.  "every-second-matmul" is torchtitan's.
 SELECTIVE = {
     "operations": ("matmuls and attention", "True"),
     "every-second-matmul": ("attention and every second matmul", "matmuls[ctx.is_recompute] % 2"),
@@ -96,7 +97,7 @@ for parent in [*model.{path}.modules()]:
             setattr(parent, name, Adapted(linear, {rank}))"""
 #: How many chunks a chunked loss has.
 LOSS_CHUNKS = 8
-#: What ``--loss`` takes, and the Python that changes a Hugging Face model's loss to that; "" changes nothing.
+#: The values of ``--loss``, each with Python code that makes a Hugging Face model compute that loss; "": no change.
 LOSS_CODE = {
     "whole": "",
     "chunked": f"""from torch.nn.functional import pad
@@ -115,7 +116,11 @@ model.forward = forward""",
 def place_of(path: str) -> str:
     """Return the Python expression that follows ``model.`` to get the submodule at a path.
 
-    It is the path itself, such as ``layers``; or ``get_submodule("1.0")`` in a Sequential, whose children have numbers.
+    Args:
+        path: the submodule's name, as in ``named_modules()``.
+
+    Returns: the path itself, such as ``layers``; if a name in the path is a number, as in a Sequential, a call such as
+        ``get_submodule("1.0")``.
     """
     return path if all(map(str.isidentifier, path.split("."))) else f'get_submodule("{path}")'
 
@@ -137,9 +142,10 @@ def recompute_code(path: str, again: int, part: str) -> str:
 
     Args:
         path: where the blocks are: the expression after ``model.``, from ``place_of``.
-        again: how many of them are recomputed.
-        part: which part of a block is recomputed: "" for all of it; a key of ``SELECTIVE`` for all but some matmuls and
-            attention; or the name of a module in it, such as "mlp".
+        again: how many of the blocks are recomputed.
+        part: which part of a block is recomputed: "" for the whole block; "operations" for all but matmuls and
+            attention; "every-second-matmul" for all but attention and every second matmul; or the name of a module in
+            the block, such as "mlp".
     """
     if part in SELECTIVE:
         return _RECOMPUTE_SELECTIVE.format(path=path, again=again, saved=SELECTIVE[part][1])
@@ -151,8 +157,8 @@ class Peak:
     """The most bytes that are alive after any operation.
 
     Attributes:
-        bytes: their number.
-        named_rows: returns ``rows``; a function, because it takes longer than to find the bytes.
+        bytes: the number of these bytes.
+        named_rows: a function that returns ``rows``, because finding the names takes longer than finding the bytes.
     """
 
     bytes: int
@@ -160,7 +166,7 @@ class Peak:
 
     @cached_property
     def rows(self) -> tuple[Row, ...]:
-        """The storages that are alive at this moment, bytes by name, the largest first."""
+        """A row for each name of the storages that are alive at this moment, the largest first."""
         return self.named_rows()
 
 
@@ -169,10 +175,10 @@ class Sharded:
     """Bytes of one block's weights and gradients under FSDP2, which shards them among the ranks.
 
     Attributes:
-        weights: all weights of the block; they are gathered while the block before it runs.
-        gradients: all gradients of the block in the dtype in which they are reduced; they are alive until the next
-            block has run.
-        part: this rank's shard of the gradients, which stays after that.
+        weights: bytes of all weights of the block, gathered; they are gathered while the block before it runs.
+        gradients: bytes of all gradients of the block in the dtype in which they are reduced; they are alive until the
+            next block has run.
+        part: bytes of this rank's shard of the gradients, which stays alive after that.
     """
 
     weights: int = 0
@@ -188,8 +194,8 @@ class Need:
         kept_bytes: bytes alive when forward ends.
         left_bytes: bytes alive when backward ends: in a step's first microbatch the weights' gradients, of which one
             can be a view of a larger tensor.
-        ends: the peak from the start of forward until backward reaches the blocks: it has the loss in it.
-        blocks: the peak of backward after that.
+        ends: the peak from the start of forward, through the loss, until backward reaches the blocks.
+        blocks: the peak of backward from the blocks on.
         matmul_flops: FLOPs of all matmuls and attention, in forward, backward and recomputation.
         moved_bytes: bytes that operations read and write, in forward, backward and recomputation.
     """
@@ -211,26 +217,29 @@ class Need:
 class BlockModel:
     """A model made of equal blocks; ``need`` predicts memory and FLOPs for any number of them.
 
-    It compares tapes with few blocks, to find what one more block adds.
+    A block is one layer, or a group of layers of different kinds that repeats.  The prediction compares tapes with few
+    blocks, to find the bytes that one more block adds.  If the batch size b or another size is 1, torch may run other
+    operations, so such sizes have tapes of their own.
 
     Attributes:
-        tapes: a function that returns the tape of a model with few blocks.  It takes how many of them are recomputed,
-            how many save everything, and whether b is 1.
+        tapes: a function that returns the tape of a model with few blocks.  Its arguments are the number of blocks that
+            are recomputed, the number of blocks that save everything, and whether b is 1.
         path: where the blocks are: the Python expression after ``model.``, such as "layers".
-        elements: formulas for the five counts that ``num_elements`` returns.
+        elements: five formulas, for how many elements the weights in and outside the blocks have (``num_elements``).
         element_size: bytes of a weight's element.
-        order: which layers make up a block.
+        order: how many layers a block has, and how many layers come before the first block.
         notes: sentences for the user on what is unusual in the model.
         recompute: whether the model's own code recomputes every block in backward.
         shortest: the shortest sequence for which the tapes are valid.
-        longest: the longest sequence that the tapes hold for and the model can read.
-        multiple: what a sequence's length must be a multiple of.
-        names: a function that returns names for the storages of one of ``tapes``, by the storage's number.  It takes
-            the numbers of recomputed and saving blocks, and the letters that are 1.  Storages that it leaves out keep
-            the name of their operation.
+        longest: the longest sequence for which the tapes are valid and which the model can read.
+        multiple: the number that must divide a sequence's length.
+        names: a function that returns names for the storages of one of ``tapes``, by the storage's number.  Its
+            arguments are the number of recomputed blocks, the number of saving blocks, and the letters of the sizes
+            that are 1.
+            Storages that the result leaves out keep the name of their operation.
         fewest: a function without arguments.  It returns how many recomputed blocks a tape must have so that every
-            further one adds the same bytes: 1; or 2 if the first block makes a tensor that the others share, as T5's
-            does.
+            further recomputed block adds the same bytes: 1; or 2 if the first block makes a tensor that all blocks
+            share, as T5's does.
     """
 
     tapes: Callable[[int, int, bool], Tape]
@@ -252,7 +261,7 @@ class BlockModel:
         return self.tapes(0, 1, False).letters
 
     def num_elements(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """Count the elements of weights at these sizes.
+        """Return the numbers of elements of the model's weights at these sizes.
 
         Returns: five counts.  Of trained weights: those outside the blocks; those of one block; and those outside the
             blocks whose gradients backward computes before it reaches the blocks, such as the output layer's.  Of
@@ -274,8 +283,8 @@ class BlockModel:
         Args:
             sizes: the model's sizes by letter.
             recomputed: how many of the first blocks are recomputed.
-            saving: how many blocks, after those, save everything.
-            is_first: whether it is the step's first microbatch, whose gradients stay as the weights' ``.grad``.
+            saving: how many blocks, after the recomputed ones, save everything.
+            is_first: whether this is the step's first microbatch, whose gradients stay as the weights' ``.grad``.
             sharded: bytes of a block's weights and gradients under FSDP2; by default there is no FSDP2.
         """
         again, whole = min(recomputed, self.fewest() if recomputed > 1 else 1), min(saving, 1)
@@ -288,9 +297,9 @@ class BlockModel:
     def _head(self, at: tuple) -> int:
         """Count the operations of backward before its first block.
 
-        The number is the same at all sizes, but for sizes of 1.  What follows a tape's only block can begin with the
-        same operations as a block, which makes the count too large; so the smaller count of both kinds of blocks is
-        taken.
+        The number is the same at all sizes above 1.  The operations that follow a tape's only block can begin as a
+        block does, which makes the count too large; so the smaller of two counts is taken, one with recomputed blocks
+        and one with saving blocks.
         """
         sizes = dict(at)
         is_one = sizes.get("b") == 1
@@ -324,14 +333,14 @@ class BlockModel:
 
 
 def fewest_alike(model: BlockModel, check: Callable[[BlockModel, int, int], object]) -> int:
-    """Find how many recomputed blocks a tape must have so that every further one adds the same bytes: 1 or 2.
+    """Return how many recomputed blocks a tape must have so that every further one adds the same bytes: 1 or 2.
 
-    The caller makes ``BlockModel.fewest`` return the result.  It is 1 if the prediction made with 1 is right.
+    The result is 1 if a prediction made with 1 is right.  The caller makes ``BlockModel.fewest`` return the result.
 
     Args:
         model: the model whose prediction is checked.
-        check: runs the real model with given numbers of recomputed and saving blocks; raises ConfigError if the model's
-            prediction is wrong.
+        check: called with a model, a number of recomputed blocks and a number of saving blocks.  It runs the real model
+            with these blocks, and raises ConfigError if the prediction of the given model is wrong.
 
     Raises: ConfigError if the prediction is wrong with both 1 and 2.
     """
@@ -348,11 +357,11 @@ class _Moment:
     """A moment of a model with more blocks than a tape has.
 
     Attributes:
-        bytes: alive in all.
+        bytes: bytes alive at this moment, of all blocks together.
         tape: the tape that is read.
-        place: the moment is after this event of it.
-        waiting: of each kind, how many blocks beyond the tape's own still hold what they saved.
-        others: further bytes by name: gradients of blocks that have run, and what FSDP2 holds.
+        place: the moment is right after the tape's event with this index.
+        waiting: for each kind of block, how many blocks beyond the tape's own still hold the tensors that they saved.
+        others: a dict from names to further bytes: gradients of blocks that have run, and tensors that FSDP2 holds.
     """
 
     bytes: int
@@ -363,21 +372,21 @@ class _Moment:
 
 
 class _Structure:
-    """What a tape does whatever the sizes are, which here are numbers of its formulas.
+    """The operations and changes of memory of a tape, with indices of formulas in place of sizes.
 
     Args:
         events: the tape's events.
-        is_first: whether to read them as a step's first microbatch.
-        names: makes names of storages by their numbers.
+        is_first: whether to read the events as those of a step's first microbatch.
+        names: a function that returns the names of storages by their numbers.
 
     Attributes:
-        used: the numbers of all formulas that the events have.
-        changes: for each event, the size that comes to life and the size that is freed; ``NOTHING`` for none.
-        forward: the operations of forward, the last first: each one's name, and its place among the events.
-        backward: the operations of backward in order, in the same form.
-        end: the place of the event at which backward begins.
-        flops: how often each number is added to the FLOPs.
-        moved: how often each number is added to the bytes that are read and written.
+        used: the indices of all formulas that the events have.
+        changes: for each event a pair: the size that is made and the size that is freed; ``NOTHING`` for none.
+        forward: the operations of forward, the last first: pairs of the name and the index of the event.
+        backward: the operations of backward in order: pairs of the name and the index of the event.
+        end: the index of the event at which backward begins.
+        flops: for each index of a formula, how often its value is added to the FLOPs.
+        moved: for each index of a formula, how often its value is added to the bytes that are read and written.
     """
 
     def __init__(self, events: Sequence[Event], is_first: bool, names: Callable[[], Mapping[int, str]]):
@@ -414,11 +423,11 @@ class _Structure:
 
 
 class _Moments:
-    """The moments of a tape at some sizes.
+    """The bytes that are alive after each operation of a tape, at some sizes.
 
     Args:
-        structure: the tape.
-        values: the value of each formula by its number.
+        structure: the tape's operations, with indices of formulas.
+        values: the value of each formula by its index.
 
     Attributes:
         forward: bytes alive after each operation of forward, the last first.
@@ -436,14 +445,14 @@ class _Moments:
         self.left = live[-1]
 
     def with_more(self, more: Sequence[tuple[int, _Moments]], own: Sequence[int], head: int, sharded: Sharded) -> Need:
-        """Predict what a microbatch needs with more blocks than this tape has.
+        """Predict memory and FLOPs of a microbatch for a model with more blocks than this tape has.
 
         Args:
-            more: for each kind of block, that which backward meets last first: how many blocks there are beyond this
-                tape's, and the moments of a tape with one of them.
+            more: for each kind of block, first the kind that backward reaches last: how many blocks there are beyond
+                this tape's, and the _Moments of a tape with one block more of this kind.
             own: how many blocks of each kind this tape has, 1 or 2.
             head: how many operations backward has before its first block.
-            sharded: see ``BlockModel.need``.
+            sharded: bytes of a block's weights and gradients under FSDP2; all 0 without FSDP2.
         """
         # Of each kind: what one more block saves for backward, and what it leaves at the end.
         saved = [other.kept - self.kept for _, other in more]
@@ -471,7 +480,7 @@ class _Moments:
                 fullest_of[in_blocks] = _Moment(live, tape, place, waiting, others)
 
         def ends_of_blocks(numbers: Iterable[int]) -> list[int]:
-            """Where in backward each block ends on a tape that has so many of each kind."""
+            """Return at which operation of backward each block ends on a tape with these numbers of blocks."""
             in_order = [length for length, number in zip(lengths, numbers) for _ in range(number)]
             return [*accumulate(reversed(in_order), initial=head)][1:]
 
@@ -494,7 +503,7 @@ class _Moments:
             ran = [number - waits for number, waits in zip(further, waiting)]
 
             def of_ran(i: int, ran: Sequence[int] = tuple(ran)) -> int:
-                """What further blocks hold that have run: each as much as its tape has more at the same operation."""
+                """Return the bytes of further blocks that have run: what their tape has more at the same operation."""
                 of_each = zip(ran, more, lengths)
                 return sum(number and number * (o.backward[i + n] - self.backward[i]) for number, (_, o), n in of_each)
 
@@ -529,9 +538,9 @@ class _Moments:
         return Need(kept, at_end, ends_peak, blocks_peak, of_all_blocks("flops"), of_all_blocks("moved"))
 
     def _fullest(self, side: str, start: int, end: int) -> tuple[int, int]:
-        """Find the most bytes alive after one of the operations from ``start`` to before ``end``.
+        """Find the operation, from ``start`` to before ``end``, after which the most bytes are alive.
 
-        Returns: the bytes, and the operation's place among the events.
+        Returns: these bytes, and the index of the operation's event.
         """
         live = getattr(self, side)
         i = max(range(start, end), key=live.__getitem__)
@@ -541,7 +550,7 @@ class _Moments:
         return sum(count * self.values[i] for i, count in getattr(self.structure, name).items())
 
     def _with_rows(self, more: Sequence[tuple[int, _Moments]], moment: _Moment) -> tuple[Row, ...]:
-        """List the rows at a moment, with what the further blocks that wait have saved; the largest first."""
+        """List the rows of a moment, with the tensors that waiting further blocks have saved, the largest first."""
         sums, kept = Counter(moment.tape._rows(moment.place)), self._rows(self.structure.end)
         for number, (_, other) in zip(moment.waiting, more):
             if number:
@@ -555,7 +564,10 @@ class _Moments:
     def _num_aligned(self, other: _Moments, side: str, saved: int) -> int:
         """Count the first moments at which the other tape has run the same operations and holds ``saved`` bytes more.
 
-        side: "forward", from its end, or "backward".
+        Args:
+            other: the moments of a tape with one block more.
+            side: "forward", counted from its end, or "backward".
+            saved: bytes that one more block saves.
         """
         mine, theirs = ((getattr(tape, side), getattr(tape.structure, side)) for tape in (self, other))
         pairs = zip(*mine, *theirs)

@@ -48,13 +48,14 @@ from actmem_tools.tape.solver import (
 )
 
 Factory = Callable[..., Any]
-#: Takes sizes and options of ``run_factory``, runs a model once, and returns the events.
+#: The type of a function that runs a model once and returns the events.  Its arguments are the sizes and options of
+#: ``run_factory``.
 RunModel = Callable[..., list[Event]]
 #: The letter of the number of blocks.
 _BLOCKS = "l"
 #: How many runs find the formulas of a configuration's model, which have few powers of s and b.
 _CONFIG_RUNS = 4
-#: How many events a layer may have for its tokens if each run has the length asked for: more would take minutes.
+#: The most events that a layer may add for a longer sequence if each run has the length asked for: more take minutes.
 _MOST_EVENTS = 10_000
 #: Rules that are tried if a model doesn't run at the letters that were drawn: some kernels need rows of whole 16 bytes.
 _KERNELS_NEED = "h:8,d:8,f:8"
@@ -67,10 +68,11 @@ def model_tape(
 
     Args:
         target: the factory: ``file.py:factory`` or ``pkg.module:factory``.
-        letters: the sizes that become letters of the formulas; the factory must take each of them.
-        rules: what each letter must be divisible by (see ``solver.parsed_letters``).
+        letters: the sizes that become letters of the formulas, such as ``["s", "b", "h"]``; the factory must take each
+            of them.
+        rules: the number and the letters by which each letter must be divisible, from ``solver.parsed_letters``.
         fixed: further sizes that the factory takes; they are the same in all runs.
-        dtype: dtype of weights and floating-point inputs; "" to keep those that the factory makes.
+        dtype: dtype of weights and floating-point inputs, such as "bfloat16"; "" keeps the factory's dtypes.
 
     Raises: ConfigError if the model doesn't run, or if its sizes have no formulas over the letters.
     """
@@ -80,7 +82,13 @@ def model_tape(
 
 
 def _names(run: RunModel, runs: Runs, ones: Sequence[str]) -> dict[int, str]:
-    """Name the storages that autograd saves, by their numbers on the tape's variant in which ``ones`` are 1."""
+    """Return names of the storages that autograd saves, by their numbers on the tape's variant for ``ones``.
+
+    Args:
+        run: runs the model.
+        runs: the letters, and their rules.
+        ones: the letters that are 1.
+    """
     names: dict[int, str] = {}
     run(runs.draw(random.Random(0), ones), names=names)
     return names
@@ -94,8 +102,9 @@ def _tape(run: RunModel, runs: Runs, known: list[Formula] | None = None) -> Tape
 
     Args:
         run: runs the model.
-        runs: which runs are made.
-        known: see ``solver.solve``.
+        runs: the letters, and which runs are made.
+        known: the list of all formulas of the model's earlier tapes, to which new formulas are appended; None or an
+            empty list for the first tape.
     """
 
     def recorded(sizes: dict[str, int]) -> list[Event]:
@@ -123,13 +132,14 @@ def _tape(run: RunModel, runs: Runs, known: list[Formula] | None = None) -> Tape
 def tape_of(factory: Factory, runs: Runs, more_sizes: Mapping[str, int] = {}, dtype: str = "") -> Tape:
     """Make the tape of a factory's model; storages that autograd saves get the names that the ledger gives them.
 
-    Where CPU and GPU kernels save different tensors, the tape has the GPU's (``gpu_kernels``).
+    Of dropout, RMSNorm and attention with dropout, whose CPU kernels save more, the tape has the tensors that GPU
+    kernels save (``gpu_kernels``).
 
     Args:
-        factory: makes the model.
-        runs: at which sizes the model is run.
-        more_sizes: further sizes that the factory gets in each run.
-        dtype: dtype of weights and floating-point inputs; "" to keep those that the factory makes.
+        factory: makes the model and its inputs.
+        runs: the letters of the formulas, and at which sizes the model is run.
+        more_sizes: further sizes that the factory gets, the same in each run.
+        dtype: dtype of weights and floating-point inputs, such as "bfloat16"; "" keeps the factory's dtypes.
     """
 
     def run(sizes: Mapping[str, int], **options: Any) -> list[Event]:
@@ -164,12 +174,12 @@ def run_factory(
 
     Args:
         factory: makes the model and its inputs.
-        sizes: all sizes that the factory gets.
-        dtype: dtype of weights and floating-point inputs; "" to keep those that the factory makes.
-        names: if given, only forward runs, and the function fills this dict with the ledger's names of the tensors
-            that autograd saves, by the storage's number.
-        code: Python that changes ``model`` before it runs.
-        is_first: whether to record the first microbatch of a step (see ``record.record_step``).
+        sizes: all sizes that the factory gets, by letter.
+        dtype: dtype of weights and floating-point inputs, such as "bfloat16"; "" keeps the factory's dtypes.
+        names: a dict; then only forward runs, and this function puts into the dict the ledger's names of the tensors
+            that autograd saves, by the storage's number.  None: forward and backward run.
+        code: Python that changes the variable ``model`` before it runs; "" changes nothing.
+        is_first: True records the first microbatch of a step, in which no weight has a ``.grad`` before backward.
 
     Raises: ConfigError if the model doesn't run.
     """
@@ -211,27 +221,28 @@ def solved_blocks(
     held: Mapping[str, int] = {},
     fake: bool = False,
 ) -> dict[str, BlockModel]:
-    """Find a model's equal blocks, and return an object that predicts the model with any number of them.
+    """Find a model's equal blocks, and return BlockModels, which predict the model with any number of blocks.
 
-    The tapes behind it are made when they are first needed.  A run with more blocks then checks that each further block
-    adds the same bytes.
+    The tapes of a BlockModel are made when they are first needed.  A run with more blocks then checks that each further
+    block adds the same bytes.
 
     Args:
         factory: makes the model; it must take the number of layers.
-        letters: the letters of the formulas, without the one for the number of layers.
-        rules: what each letter must be divisible by (see ``solver.parsed_letters``).
-        dtype: dtype of weights and floating-point inputs; "" to keep those that the factory makes.
+        letters: the letters of the formulas, without the letter for the number of layers.
+        rules: the number and the letters by which each letter must be divisible, from ``solver.parsed_letters``.
+        dtype: dtype of weights and floating-point inputs, such as "bfloat16"; "" keeps the factory's dtypes.
         may_be_one: letters that are also tried with the value 1, where other operations may run.
-        parts: the parts of a block that may be recomputed (``extrapolate_blocks.recompute_code``); "" is all of it.
-        at: the sizes that the user asked for; if there is a ``config``, one run has exactly these.
+        parts: the parts of a block that may be recomputed: "" for the whole block, "operations",
+            "every-second-matmul", or names of modules such as "mlp" (``extrapolate_blocks.recompute_code``).
+        at: the sizes that the user asked for; if there is a ``config``, one run has exactly these sizes.
         lora: rank of the LoRA adapters that are added to the model before it runs (``adapter_code``); 0 for none.
-        config: the Hugging Face configuration from which the factory comes; None if there is none.
-        held: letters with a value that is the same in all runs.
+        config: the Hugging Face configuration from which the factory comes; None for a factory of the user's own.
+        held: a dict of letters whose value is the same in all runs.
         fake: whether to run on fake tensors.
 
-    Returns: a ``BlockModel`` for each of ``parts``.
+    Returns: a dict from each of ``parts`` to a BlockModel.
 
-    Raises: ConfigError, now or when a tape is made, if no blocks are found or if they aren't equal.
+    Raises: ConfigError, now or when a tape is made, if no blocks are found or if the blocks aren't equal.
     """
     order, few_blocks = (config.order, 2) if config else (Order(), 5)
     sizes = dict(at) if config else draw_sizes(letters, rules, random.Random(0), held)
@@ -327,13 +338,15 @@ def solved_target(
     Args:
         target: a factory, such as ``file.py:factory``; or the content of a Hugging Face ``config.json``.
         asked: the sizes that the user asked for, by letter; only s and b if ``target`` is a configuration.
-        rules_text: what letters must be divisible by, such as ``h:8a``; only if ``target`` is a factory.
-        dtype: dtype of weights and floating-point inputs.
-        parts: the parts of a block that may be recomputed (see ``solved_blocks``).
-        loss: how the loss is computed, a key of ``extrapolate_blocks.LOSS_CODE``; with a factory only "whole".
+        rules_text: by what letters must be divisible, such as ``h:8a``: h by 8·a; only if ``target`` is a factory.
+        dtype: dtype of weights and floating-point inputs, such as "bfloat16".
+        parts: the parts of a block that may be recomputed: "" for the whole block, "operations",
+            "every-second-matmul", or names of modules such as "mlp".
+        loss: how the loss is computed: "whole", all logits at once; or for a configuration "chunked", in eight chunks
+            of tokens.
         lora: rank of the LoRA adapters; 0 for none.
 
-    Returns: three items: a dict with a ``BlockModel`` for each of ``parts``; the sizes asked for, without the number of
+    Returns: three items: a dict from each of ``parts`` to a BlockModel; the sizes asked for, without the number of
         layers; and the number of blocks.
 
     Raises: ConfigError if the model can't be run or solved.
@@ -371,7 +384,7 @@ def solved_target(
 def _solved_config(
     config: ConfigModel, asked: Mapping[str, int], dtype: str, parts: Sequence[str], loss: str, lora: int
 ) -> tuple[dict[str, BlockModel], dict[str, int], int]:
-    """Do what ``solved_target`` does, for a configuration.
+    """Find the formulas of a Hugging Face configuration's model, as ``solved_target`` returns them.
 
     If no formulas hold for several lengths of the sequence, all runs have the length that was asked for.
     """
@@ -420,9 +433,9 @@ def _check_loss(factory: Factory, loss: str) -> None:
 
 
 def _padded_loss(factory: Factory, sizes: Mapping[str, int]) -> torch.Tensor:
-    """Run a Hugging Face model whose last two tokens are padding and, like one other token, have no label.
+    """Return the loss of a Hugging Face model in which the last two tokens are padding, and three have no label.
 
-    Returns: the loss.
+    The tokens without a label are the two of padding and one more.
     """
     model, inputs = _built(factory, sizes, "")
     mask, labels = torch.ones_like(inputs["input_ids"]), inputs["labels"].clone()
@@ -432,10 +445,10 @@ def _padded_loss(factory: Factory, sizes: Mapping[str, int]) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class _Blocks:
-    """What one run of a model with a few blocks shows.
+    """Facts on a model's blocks that one run of the model with a few blocks shows.
 
     Attributes:
-        path: the submodule whose children are the blocks.
+        path: the path of the submodule whose children are the blocks, such as "model.layers".
         element_size: bytes of a weight's element.
         early: names of the weights outside the blocks that get their gradients before any weight of a block does.
         without_gradient: names of trained weights that got no gradient.
@@ -452,13 +465,13 @@ class _Blocks:
 def _blocks_of(
     factory: Factory, sizes: Mapping[str, int], dtype: str, parts: Sequence[str], order: Order, few_blocks: int
 ) -> _Blocks:
-    """Run a model with a few blocks once, and find them.
+    """Run a model with a few blocks once, and return the path of the blocks and other facts on them.
 
     Args:
-        factory: makes the model.
-        sizes: what the factory gets, but for the number of layers.
+        factory: makes the model and its inputs.
+        sizes: the sizes that the factory gets, without the number of layers.
         dtype: dtype of weights and floating-point inputs.
-        parts: what of a block may be recomputed; each must be in every block.
+        parts: the parts of a block that may be recomputed; a module's name among them must be in every block.
         order: which layers make up a block.
         few_blocks: how many blocks the model gets.
     """
@@ -506,12 +519,18 @@ def _elements(
     num_runs: int,
     found: _Blocks,
 ) -> tuple[Formula, ...]:
-    """Find the formulas of how many elements the weights have, as ``BlockModel.elements`` has them.
+    """Find formulas for the numbers of the weights' elements, in the order of ``BlockModel.elements``.
 
-    What a block has is what a second block adds to a model with one, outside the list of blocks too.  Weights that get
-    no gradient count as frozen: an optimizer skips them.
+    A block's weights are those that a second block adds to a model with one block, outside the list of blocks too.
+    Weights that get no gradient count as frozen: an optimizer skips them.
 
-    Args: as of ``solved_blocks`` and ``solver.solve_rows``, and
+    Args:
+        factory: makes the model; it must take the number of layers.
+        letters: the letters of the formulas.
+        rules: the number and the letters by which each letter must be divisible.
+        dtype: dtype of weights and floating-point inputs.
+        held: letters with a value that is the same in all runs.
+        num_runs: how many runs are made; 0 for as many as formulas with any powers need.
         found: the model's blocks.
     """
 

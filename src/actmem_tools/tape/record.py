@@ -34,12 +34,12 @@ from actmem_tools.tape.evaluate import BACKWARD, FORWARD, Event, Free, Gradient,
 from actmem_tools.torch_private import WEIGHTS_NODE, fake_tensor, is_fake
 
 GENERATOR_STATE = "generator state"
-#: What operations returned on fake tensors, by operation and arguments, as ``fake_tensor`` makes it again.
+#: By operation and arguments, the result of the operation on fake tensors, as the arguments of ``fake_tensor``.
 _RESULTS: dict[tuple, tuple] = {}
 
 
 def _spread(q: Tensor, grouped: Tensor) -> tuple[int, ...]:
-    """The shape that K or V would have with as many heads as Q: before 2.13 torch's counter refuses grouped heads."""
+    """Return the shape of K or V with as many heads as Q: before 2.13 torch's counter refuses grouped heads."""
     return (*q.shape[:2], *grouped.shape[2:])
 
 
@@ -55,8 +55,8 @@ _CPU_FLOPS: dict[Any, Callable[..., int]] = {
 class Recorder(StepMode):
     """Records the events of all operations that run in its ``with`` block, in ``events``.
 
-    A storage is made by the operation that first returns it, and freed when nothing refers to it any more.  What a
-    kernel allocates and frees inside itself isn't seen.
+    A storage is made by the operation that first returns it, and freed when nothing refers to it any more.  Memory that
+    a kernel allocates and frees inside itself isn't seen.
 
     Args:
         module: the model; operations and storages are named after its submodules.
@@ -75,11 +75,15 @@ class Recorder(StepMode):
         self._summed: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
 
     def mark(self, name: str) -> None:
-        """Append ``Mark(name)`` to ``events``, so that a reader finds this moment, such as the start of backward."""
+        """Append ``Mark(name)`` to ``events``, so that code that reads them finds this moment.
+
+        Args:
+            name: ``BACKWARD`` at the start of backward, or any other name that the reading code looks for.
+        """
         self.events.append(Mark(name))
 
     def numbers(self) -> list[tuple[torch.UntypedStorage, int]]:
-        """List the storages that are alive, each with its number on the tape."""
+        """Return pairs (storage, its number on the tape) of the storages that are alive."""
         return list(self._storages.numbers.items())
 
     def resized(self, tensor: Tensor) -> None:
@@ -90,7 +94,8 @@ class Recorder(StepMode):
     def note_state(self, state: Tensor) -> None:
         """Record the state of a random-number generator, which a checkpoint keeps for example, as a new storage.
 
-        No operation that the recorder sees returns such a state: whoever reads a state must pass it to this method.
+        No operation that the recorder sees returns such a state, so each state that is read must be passed to this
+        method.
         """
         for storage in storages_in([state]):
             self._begin(storage, GENERATOR_STATE)
@@ -98,8 +103,9 @@ class Recorder(StepMode):
     def named(self, call: Callable) -> Callable:
         """Wrap ``nn.Module.__call__`` so that the recorder knows which module runs.
 
-        It also knows when a module is left by an exception, as in a checkpoint's second run.  Forward hooks could know
-        that only with ``always_call=True``, for which torch makes a reference cycle that keeps the arguments alive.
+        The wrapper also notices when a module is left by an exception, as in a checkpoint's second run.  Forward hooks
+        could notice that only with ``always_call=True``, for which torch makes a reference cycle that keeps the
+        arguments alive.
 
         Args:
             call: ``nn.Module.__call__``.
@@ -134,7 +140,11 @@ class Recorder(StepMode):
         return result
 
     def _note_gradient(self, args: tuple) -> None:
-        """Record a ``Gradient``.  args: those of the addition, the gradient so far and the new one."""
+        """Record a ``Gradient``.
+
+        Args:
+            args: the arguments of the addition: the gradient so far, and the new gradient.
+        """
         stays = stays_as_gradient(args)
         weights_storage, storage = map(storage_of, args)
         if storage is None or weights_storage is None or weights_storage in self._summed:
@@ -180,10 +190,10 @@ def _described(func: Any) -> tuple[str, list[str], list[str]]:
 
 
 def _result(func: Any, args: tuple, kwargs: dict) -> Any:
-    """Run an operation.
+    """Return the result of an operation, run now or made again from an earlier run on arguments of the same shapes.
 
-    One that made a fake tensor, or returned a view of its first argument or that itself, isn't run again for arguments
-    of the same shapes: to run it takes torch several times as long as to make such a tensor.
+    Results are remembered if they are a new fake tensor, a view of the first argument, or that argument itself: to run
+    the operation takes torch several times as long as to make such a tensor.
     """
     key = func, _key(args), _key([*kwargs.items()])
     if key in _RESULTS:
@@ -201,7 +211,10 @@ def _result(func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 def _key(value: Any) -> Any:
-    """Return what an operation's result depends on, of one of its arguments; what equals nothing if it has values."""
+    """Return a key for one argument of an operation: equal keys give equal results on fake tensors.
+
+    The key of a tensor with values equals no other key.
+    """
     if isinstance(value, Tensor):
         if not is_fake(value) or getattr(value, "constant", None) is not None or value.is_complex():
             return object()
@@ -231,17 +244,20 @@ def record_step(
     inputs: object = (),
     is_first: bool = False,
 ) -> list[Event]:
-    """Record forward and backward of one microbatch, by default of one that isn't the first of its step.
+    """Record forward and backward of one microbatch, by default of a microbatch that isn't the first of its step.
 
-    Storages of weights, buffers and inputs aren't recorded.  Neither are the weights' ``.grad``: every weight gets one
-    of zeros before forward, so that each new gradient is added to it and then freed.
+    Storages of weights, buffers and inputs aren't recorded.  Neither are the weights' ``.grad``: every weight gets a
+    ``.grad`` of zeros before forward, so that each new gradient is added to it and then freed.
 
     Args:
         module: the model.
-        forward: runs the forward pass; returns the loss, or another output to start backward from.
-        backward: runs the backward pass from that output.
+        forward: called with the Recorder; runs the forward pass, and returns the loss, or another output from which
+            backward starts.
+        backward: called with that output and the Recorder; runs the backward pass.
         inputs: the model's inputs.
-        is_first: whether to record the first microbatch of a step: no weight then gets a ``.grad`` before forward.
+        is_first: True records the first microbatch of a step: no weight then gets a ``.grad`` before forward.
+
+    Returns: the events in order.
     """
     for parameter in module.parameters():
         if parameter.requires_grad and gradient_of(parameter) is None and not is_first:
@@ -258,12 +274,14 @@ def record_step(
 
 
 def recorded_run(module: nn.Module, run: Callable[[Recorder], object], existing: Iterable[Tensor]) -> list[Event]:
-    """Record the events of any function.
+    """Run a function, and record its events.
 
     Args:
         module: the model; operations and storages are named after its submodules.
-        run: the function to record; it gets the recorder.
-        existing: tensors that exist before and stay.  Their storages aren't recorded.
+        run: the function to record; it is called with the Recorder.
+        existing: tensors that exist before the run and stay.  Their storages aren't recorded.
+
+    Returns: the events in order.
     """
     collects = gc.isenabled()
     gc.disable()  # or storages in reference cycles would be freed at any moment

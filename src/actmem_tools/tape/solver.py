@@ -32,12 +32,13 @@ from actmem_tools.tape.evaluate import (
     with_sizes,
 )
 
-#: What each letter is a multiple of: a number times other letters.
+#: The type of rules for letters: for each letter the number and the other letters of whose product it is a multiple.
+#: ``{"h": (2, ("a",))}`` makes h a multiple of 2·a.
 Rules = Mapping[str, tuple[int, tuple[str, ...]]]
 NO_RULES: Rules = {}
-#: Runs the model at these letters, and returns the events.
+#: The type of a function that runs the model with these values of the letters, and returns the events.
 Record = Callable[[dict[str, int]], list[Event]]
-#: One run: its letters, and its events.
+#: One run: the values of the letters, and the events.
 _RecordedRun = tuple[dict[str, int], list[Event]]
 #: The primes that are drawn for a letter of known meaning, and those for any other letter.
 _PRIMES = {
@@ -72,20 +73,20 @@ _MOST_TERMS, _LARGEST_DENOMINATOR = 3, 720
 
 
 class NoFormula(ConfigError):
-    """There is no formula over the letters for some event's bytes or FLOPs, or the runs don't have the same events."""
+    """Error: some event's bytes or FLOPs have no formula over the letters, or the runs have different events."""
 
 
 def parsed_letters(
     text: str, more: str = ""
 ) -> tuple[list[str], dict[str, tuple[int, tuple[str, ...]]], dict[str, int]]:
-    """Read letters and their rules from a text such as ``s,b,h:2a,a,l=2``.
+    """Return the letters and their rules of a text such as ``s,b,h:2a,a,l=2``.
 
     Args:
-        text: letters, separated by commas.  ``h:2a`` says that h is a multiple of 2·a, ``l=2`` that l is always 2.
+        text: letters, separated by commas.  ``h:2a`` makes h a multiple of 2·a, ``l=2`` makes l always 2.
         more: further rules, such as ``d:8,s:8``.  Rules of letters that ``text`` doesn't have are ignored.
 
-    Returns: three items: the letters that vary; the rule of each (all given rules of a letter and its usual one are
-        joined to one); and the fixed letters with their values.
+    Returns: three items: the letters that vary; a dict from each of them to its rule (all given rules of the letter and
+        its usual rule, such as an even d, are joined to one); and a dict of the fixed letters with their values.
 
     Raises: ConfigError on a text of another form, a letter that is there twice, or an unknown letter in a rule.
     """
@@ -117,8 +118,10 @@ def parsed_letters(
 
 
 def _parsed_rule(part: str) -> tuple[str, str, str, str]:
-    """Split ``h:2a`` or ``l=2`` into its letter, the rule's number and letters, and the fixed size; "" for any that
-    isn't there."""
+    """Split ``h:2a`` or ``l=2`` into four texts: the letter, the rule's number and its letters, and the fixed size.
+
+    A text that isn't there is "".
+    """
     found = re.fullmatch(r"\s*([^\W\d_])\s*(?::(\d*)([^\W\d_]*)|=(\d+))?\s*", part)
     if found is None:
         raise ConfigError("letters", f"must be letters as s, h:8, h:2a or l=2, got {part.strip()!r}")
@@ -137,14 +140,14 @@ def draw_sizes(
     """Choose the letters' values for one run: random values that keep the rules and share as few factors as possible.
 
     Args:
-        letters: the letters.
-        rules: what each letter must be divisible by.
+        letters: the letters, such as ``["s", "b", "h"]``.
+        rules: the number and the letters by which each letter must be divisible.
         rng: draws a prime for each letter.
-        fixed: letters that have these values and aren't drawn.
-        decks: by letter, the primes that earlier draws have left.  It is changed: a prime is drawn again only after all
-            others of its letter have been drawn.
-        about: if not 0, nothing is drawn, and letters get about this value; b gets a 16th of it, and letters that count
-            heads, ranks or experts stay small.
+        fixed: letters with a given value, which isn't drawn.
+        decks: a dict from letters to the primes that earlier draws have left.  This function changes the dict: a prime
+            is drawn again only after all other primes of its letter have been drawn.
+        about: if not 0, letters get about this value, and nothing is drawn for them; b gets a 16th of it.  Letters that
+            count heads, ranks or experts are drawn and stay small.
 
     Returns: the value of each letter.
     """
@@ -171,13 +174,13 @@ class Runs:
     """The runs from which a tape is solved: which letters vary, and how.
 
     Args:
-        letters: the letters of the formulas.
-        rules: what each letter must be divisible by.
-        fixed: letters that have these values in all runs.
+        letters: the letters of the formulas, such as ``["s", "b", "h"]``.
+        rules: the number and the letters by which each letter must be divisible, from ``parsed_letters``.
+        fixed: letters whose value is the same in all runs.
         may_be_one: letters that are also tried with the value 1, because that can change the events.
         number: from how many runs each list of events is solved; 0 for as many as formulas with any powers need.
-        at: the letters' values in the first run of a model's first tape, such as those that the user asked for.  Other
-            runs have random values, and so has this one if ``at`` is empty.
+        at: the letters' values in the first run of a model's first tape, such as the sizes that the user asked for.
+            All other runs have random values; if ``at`` is empty, the first run has random values too.
         only: letters that are 1 in all runs.  The tape then has just the list of events for such sizes, and ``solve``
             must be given the formulas of another tape as ``known``.  None for all lists of events (``Tape.variants``).
     """
@@ -196,23 +199,24 @@ class Runs:
         Args:
             rng: draws a prime for each letter.
             ones: letters that get the value 1.
-            decks: the primes that earlier draws have left, see ``draw_sizes``.
+            decks: a dict from letters to the primes that earlier draws have left, which this draw changes; None: all
+                primes are left.
         """
         return draw_sizes(self.letters, self.rules, rng, {**self.fixed, **dict.fromkeys(ones, 1)}, decks)
 
 
 def solve(record: Record, runs: Runs, known: list[Formula] | None = None) -> Tape:
-    """Run a model at several sizes, and solve its tape.
+    """Run a model at several sizes, and solve its tape: find a formula for every size on it.
 
-    If the events are others when one or two letters are 1, the tape has these events as a variant (``Tape.variants``).
+    If other events happen when one or two letters are 1, the tape has those events as a variant (``Tape.variants``).
 
     Args:
         record: runs the model at given values of the letters and returns the events.  If the model itself decides a
-            letter, as r = s·b·x, ``record`` must write the letter's true value into the dict that it got.
+            letter, such as r = s·b·x, ``record`` must write the letter's true value into the dict that it got.
         runs: the letters, and which runs are made.
-        known: None for the first tape of a model; for its later tapes, the list of all formulas found so far.  New
-            formulas are appended to it.  If exactly one of these formulas fits each event in a few runs, no more runs
-            are made.
+        known: None for the first tape of a model; for the model's later tapes, the list of all formulas found so far,
+            to which new formulas are appended.  If exactly one formula of the list fits each event in a few runs, no
+            more runs are made.
 
     Raises: NoFormula, which names an event and shows it at two sizes.
     """
@@ -252,15 +256,17 @@ def solve_rows(
     fixed: Mapping[str, int] = {},
     num_runs: int = 0,
 ) -> dict[str, Formula]:
-    """Find formulas for the bytes of rows, such as those of a ledger.
+    """Find formulas for the bytes of rows, such as a ledger's rows.
 
     Args:
         count: returns the rows at given values of the letters: always the same terms in the same order.
-        letters, rules, fixed: see ``Runs``.
+        letters: the letters of the formulas, such as ``["s", "b", "h"]``.
+        rules: the number and the letters by which each letter must be divisible, from ``parsed_letters``.
+        fixed: letters whose value is the same in all runs.
         num_runs: how many runs are made; 0 for as many as formulas with any powers need.  One run is enough for bytes
             that depend on no letter.
 
-    Returns: the formula of each term's bytes, by term; rows with the same term are added up.
+    Returns: a dict from each term to the formula of its bytes; rows with the same term are added up.
 
     Raises: NoFormula, which names a row and shows it at two sizes.
     """
@@ -279,12 +285,13 @@ def solve_rows(
 def check_larger(tape: Tape, record: Record, rules: Rules = NO_RULES) -> None:
     """Check a tape by one run at larger sizes than those from which it was solved.
 
-    It finds, for example, that a kernel pads a size to a multiple of some number.
+    The check finds, for example, that a kernel pads a size to a multiple of some number.
 
     Args:
-        tape: the tape.
-        record: the function from which the tape was solved, see ``solve``.
-        rules: what each letter must be divisible by.
+        tape: the tape to check.
+        record: the function from which ``solve`` solved the tape: it runs the model at given values of the letters and
+            returns the events.
+        rules: the number and the letters by which each letter must be divisible.
 
     Raises: NoFormula if the run has other events or sizes than the tape.
     """
@@ -309,7 +316,7 @@ def _check_events(tape: Tape, sizes: dict[str, int], events: list[Event]) -> Non
 
 
 def _tape_agrees(tape: Tape, sizes: dict[str, int], events: list[Event]) -> bool:
-    """Whether the tape says at these letters what ran there."""
+    """Return whether the tape's events at these sizes are the events that ran there."""
     try:
         return tape.events(sizes) == events
     except ConfigError:
@@ -329,14 +336,15 @@ def _solve_events(
 
     Args:
         record: runs the model.
-        tape: gets the formulas that it doesn't have yet.
-        asked: which runs are made.
-        rng: draws their letters.
+        tape: the tape, to whose formulas new ones are appended.
+        asked: the letters, and which runs are made.
+        rng: draws the letters of each run.
         ones: letters that are 1 in these runs.
-        enough_runs: how many runs are enough if the tape has all their formulas already; 0 if that doesn't count.
-        first_runs: runs that are made already.
+        enough_runs: after how many runs no more are made if the tape has a formula for every size already; 0: always
+            make all runs.
+        first_runs: runs that were made before.
 
-    Returns: the events, whose sizes are numbers of the tape's formulas.
+    Returns: the events, with indices of the tape's formulas in place of sizes.
     """
     letters = [letter for letter in tape.letters if letter not in (*asked.fixed, *ones)]
     runs = list(first_runs)
@@ -382,7 +390,7 @@ def _solve_events(
 
 
 def _all_known(tape: Tape, runs: list[_RecordedRun], letters: Sequence[str]) -> bool:
-    """Whether the tape has a formula for each size of these runs, and never two that differ in letters that vary.
+    """Return whether the tape has a formula for each size of these runs, and never two that differ in varied letters.
 
     A size that is the same in several runs needs no formula: it depends on no letter.  The result is False if two
     letters have the same ratio in several runs: then an unknown formula could give the same values.
@@ -400,7 +408,7 @@ def _all_known(tape: Tape, runs: list[_RecordedRun], letters: Sequence[str]) -> 
 
 
 def _by_values(tape: Tape, runs: Sequence[_RecordedRun]) -> dict[tuple[int, ...], list[int]]:
-    """The tape's formulas by what they give in these runs: the values, one for each run, and the formulas' numbers."""
+    """Return the tape's formulas by their values: a dict from a tuple, one value for each run, to formulas' indices."""
     numbers: dict[tuple[int, ...], list[int]] = {}
     for i, formula in enumerate(tape.formulas):
         with suppress(ConfigError):
@@ -413,7 +421,7 @@ def _text(sizes: Mapping[str, int]) -> str:
 
 
 def _check_structure(*runs: _RecordedRun) -> None:
-    """Raise NoFormula unless two runs have the same events, whatever their sizes."""
+    """Raise NoFormula unless two runs have the same events, apart from the events' sizes."""
     for i, both in enumerate(zip_longest(*(events for _, events in runs))):
         if not _differ_in_sizes_only(*both):
             what = [f"{_text(sizes)}: {_event_text(event)}" for (sizes, _), event in zip(runs, both)]
@@ -439,7 +447,7 @@ def _event_text(event: Event | None) -> str:
 
 
 def _powers_up_to(num_letters: int, highest: int) -> Iterator[tuple[int, ...]]:
-    """Yield all powers of so many letters whose sum is at most ``highest``."""
+    """Yield every tuple of ``num_letters`` powers whose sum is at most ``highest``."""
     for total in range(highest + 1):
         for letters in combinations_with_replacement(range(num_letters), total):
             yield tuple(letters.count(i) for i in range(num_letters))
@@ -448,12 +456,13 @@ def _powers_up_to(num_letters: int, highest: int) -> Iterator[tuple[int, ...]]:
 class _Fit:
     """Finds the formula that gives a size's values in all runs.
 
-    In here powers are written by letter, as ``{"s": 1, "h": -1}`` for s/h.
+    In this class powers are a dict from letters, such as ``{"s": 1, "h": -1}`` for s/h.
 
     Args:
-        runs: the letters of each run.
-        letters: those that a formula may have.
-        rules: what each letter is a multiple of: a formula may have a letter over one that divides it.
+        runs: the values of the letters in each run.
+        letters: the letters that a formula may have.
+        rules: the number and the letters by which each letter is divisible: a formula may have a letter divided by one
+            of these.
     """
 
     def __init__(self, runs: list[dict[str, int]], letters: Sequence[str], rules: Rules):
@@ -470,7 +479,7 @@ class _Fit:
         self._factors += [{x: 1, y: -1} for x, (_, others) in rules.items() for y in others if {x, y} <= {*letters}]
 
     def formula(self, sizes: tuple[int, ...]) -> list[tuple[Fraction, dict[str, int]]] | None:
-        """Find the monomials, coefficient and powers, whose sum is ``sizes[i]`` in run i; None if there are none."""
+        """Return monomials (coefficient, powers) whose sum is ``sizes[i]`` in run i; None if there are none."""
         if sizes not in self._found:
             self._found[sizes] = (self._monomial(sizes) or self._sum(sizes)) if any(sizes) else []
         return self._found[sizes]
@@ -492,9 +501,9 @@ class _Fit:
     def _sum(self, sizes):
         """Find a sum of two or three monomials.
 
-        First every factor that divides all sizes, but for halves, quarters and eighths, is divided out, up to twice: it
-        is taken for a factor of all monomials.  A small letter can divide all sizes by accident, so the search is
-        repeated with some letters multiplied in again.
+        First every factor that divides all sizes (halves, quarters and eighths may be left) is divided out, up to
+        twice, as a factor of all monomials.  A small letter can divide all sizes by accident, so the search is repeated
+        with some letters multiplied in again.
         """
         quotients, common = [Fraction(size) for size in sizes], dict.fromkeys(self._letters, 0)
         for factor in (factor for factor in self._factors for _ in range(2)):
@@ -511,9 +520,10 @@ class _Fit:
         return None
 
     def _attempts(self, divided_out: list[str]) -> Iterator[tuple[tuple[str, ...], list[dict[str, int]], int]]:
-        """Yield what to try, the most likely first.
+        """Yield the searches to try, the most likely first.
 
-        Yields: the letters that are multiplied in again, the powers that a monomial may have, and the most monomials.
+        Yields: the letters that are multiplied in again, the powers that a monomial may have, and the largest number of
+            monomials.
         """
         simple = [{}, *self._factors]
         yield from ((restored, simple, _MOST_TERMS) for n in range(3) for restored in combinations(divided_out, n))
@@ -538,8 +548,15 @@ class _Fit:
     def _sums_of(
         self, targets: list[Fraction], candidates: list[dict[str, int]], most_terms: int
     ) -> Iterator[list[tuple[Fraction, dict[str, int]]]]:
-        """Yield the sums of 2 to ``most_terms`` monomials, of powers in ``candidates``, that are the target in each
-        run: found by least squares, and checked exactly."""
+        """Yield the sums of 2 to ``most_terms`` monomials that equal the target in each run.
+
+        They are found by least squares, and checked exactly.
+
+        Args:
+            targets: the sum's value in each run.
+            candidates: the powers that a monomial may have.
+            most_terms: the largest number of monomials.
+        """
         target = np.array([float(x) for x in targets])
         columns = np.array([[float(self._value(p, run)) for p in candidates] for run in self._runs])
         # A letter that is a multiple of 256 counts chunks of 256: of these the coefficients are simple numbers.

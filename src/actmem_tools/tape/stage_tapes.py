@@ -35,7 +35,7 @@ class StageMoment:
         bytes: how many more bytes are alive than at the end of forward.
         place: the moment is right after ``events[place]``.
         stays: bytes of the gradient with which this part's backward started, if the part doesn't need it any more but
-            whoever passed it in still holds it; 0 otherwise.  ``bytes`` includes them.
+            its caller still holds it; 0 otherwise.  They are included in ``bytes``.
         events: the tape's events; their sizes are indices of formulas.
         values: the value of each formula by its index.
     """
@@ -71,8 +71,9 @@ class StagePart:
         kept_bytes: bytes alive when forward ends.
         before: the peak of backward before the hole.
         at: the moment at which backward reaches the hole.
-        after: the peak of backward after the hole, if the gradient that it starts from is freed once it has been used.
-        held: the same peak if that gradient stays alive, as one that a pipeline rank has received does.
+        after: the peak of backward after the hole, if the gradient with which it starts is freed once it has been used.
+        held: the peak of backward after the hole, if that gradient stays alive, as a gradient does that a pipeline rank
+            has received.
         gradient_bytes: the size of that gradient.
         forward_flops: FLOPs of the forward pass.
         backward_flops: FLOPs of the backward pass, with recomputation.
@@ -132,8 +133,9 @@ class Transient:
 
     Attributes:
         bytes: bytes that backward has allocated and not yet freed, minus saved bytes that it has freed.
-        moments: the same moment in each part of the stage that has allocated something: a layer, embedding and loss.
-        elsewhere: bytes by name of further storages that are alive, which none of these parts made.
+        moments: the moment's memory in each part of the stage that has allocated something: a layer, or embedding and
+            loss.
+        elsewhere: a dict from names to bytes of further storages that are alive, which none of these parts made.
     """
 
     bytes: int
@@ -142,7 +144,7 @@ class Transient:
 
     @property
     def rows(self) -> list[Row]:
-        """The bytes by name; what backward has freed is one row with negative bytes."""
+        """A row for each name, with its bytes; saved tensors that backward has freed are one row of negative bytes."""
         named = [*(item for part in self.moments for item in part.made.items()), *self.elsewhere.items()]
         rows = merge(Row(name, each, source="made in backward") for name, each in named if each)
         gone = self.bytes - sum(row.bytes for row in rows)
@@ -150,14 +152,16 @@ class Transient:
 
 
 def transient(layer: StagePart, ends: StagePart | None, first: bool, last: bool, layers: int) -> Transient:
-    """Find the moment of a stage's backward pass at which memory is highest.
+    """Find how much more memory a stage needs at the peak of its backward pass than when backward began.
 
     Args:
-        layer: one of the stage's layers.
-        ends: the stage's embedding, loss or both; None if it has neither.
-        first: whether it has the embedding.
-        last: whether it has the loss.
-        layers: how many layers the stage has; with several model chunks, those of the chunk whose backward is next.
+        layer: memory of one of the stage's layers.
+        ends: memory of the stage's embedding, loss or both; None if the stage has neither.
+        first: whether the stage has the embedding.
+        last: whether the stage has the loss.
+        layers: how many layers the stage has; with several model chunks, how many the chunk has whose backward is next.
+
+    Returns: the Transient of the peak: its bytes, and what they consist of.
     """
     in_layer = layer.after if last else layer.held
     if ends is None or not last:
@@ -189,8 +193,9 @@ def stored_tape(family: str, name: str) -> Tape:
     """Return a stored tape.
 
     Args:
-        family: the kind of model, a key of ``families()``.
-        name: which part of the model, and how ranks share it, as ``PlannedModel.part`` writes it.
+        family: the kind of model, a key of ``families()`` such as "gpt" or "llama".
+        name: which part of the model the tape is of, and how ranks share it, such as "layer none sequence" or "last
+            alone" (``PlannedModel.part`` makes these names).
 
     Raises: ConfigError if there is no such tape.
     """
@@ -204,9 +209,9 @@ def stage_part(family: str, name: str, sizes: tuple[int, ...]) -> StagePart:
     """Compute memory and FLOPs of one part of a stage from a stored tape.
 
     Args:
-        family: the kind of model, a key of ``families()``.
-        name: the tape's name, see ``stored_tape``.
-        sizes: the value of each of the tape's letters, in their order.
+        family: the kind of model, a key of ``families()`` such as "gpt" or "llama".
+        name: the tape's name, such as "layer none sequence".
+        sizes: the value of each of the tape's letters, in the order of ``Tape.letters``.
     """
     tape = stored_tape(family, name)
     at = dict(zip(tape.letters, sizes))

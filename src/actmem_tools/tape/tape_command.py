@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
     Without --letters it reads such a file, and evaluates its formulas at the sizes given with --at.
 
     Args:
-        argv: what follows ``actmem tape``: the model's factory, as ``file.py:factory``, or the file; and options.
+        argv: what follows ``actmem tape``: the model's factory, such as ``file.py:factory``, or the file; and options.
 
     Returns: the exit code: 0, or 2 after one line of error on bad input.
     """
@@ -89,10 +89,13 @@ def reading_as_object(sizes: dict[str, int], reading: Reading) -> dict:
         reading: memory and FLOPs at these sizes.
 
     Returns: a dict with these keys.
-        sizes: as given.
-        kept_bytes, peak_bytes: bytes alive when forward ends, and the most in backward.
-        kept, peak: the storages alive at these two moments, bytes by name.
-        matmul_flops, moved_bytes: FLOPs, and bytes read and written; each a dict with "forward" and "backward".
+        sizes: the argument ``sizes``.
+        kept_bytes: bytes alive when forward ends.
+        peak_bytes: the most bytes alive after any operation of backward.
+        kept: the storages alive when forward ends, a dict from names to bytes.
+        peak: the storages alive at the peak, a dict from names to bytes.
+        matmul_flops: FLOPs of matmuls and attention, a dict with "forward" and "backward".
+        moved_bytes: bytes that operations read and write, a dict with "forward" and "backward".
     """
     return {
         "sizes": sizes,

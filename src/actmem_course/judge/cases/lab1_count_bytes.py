@@ -40,7 +40,13 @@ def measured(
 ) -> dict[str, int]:
     """Measure what the library's layer saves for backward on one emulated rank.
 
-    Returns: the bytes of each of the paper's 15 tensors (LAYER_TERMS), by name.
+    Args:
+        shape: the layer's sizes, unsharded.
+        tensor_parallel_size: t.
+        sequence_parallel: whether layer norms and dropouts are sharded among the t ranks as well.
+        recompute: "none", "selective" or "full".
+
+    Returns: the bytes of each of the paper's 15 tensors that is saved, by its name in LAYER_TERMS.
     """
     with emulated_rank(tensor_parallel_size):
         tp = tensor_parallel(sequence_parallel=sequence_parallel)

@@ -64,9 +64,11 @@ def _linear(r: CaseRun, function, tokens: int = 2, gathers_again: bool = False) 
 
 
 class Scaling:
-    """Replaces a layer's dropouts in a test: each call multiplies by a fixed factor.
+    """Replaces a layer's ``Dropouts`` in a test: each method multiplies its input by a fixed factor.
 
-    No factor is 1/t, because it would cancel a superfluous sum over the ranks.
+    The factor of ``core`` is 0.6; ``block`` takes 0.7 and 0.3 in turns, so that its two calls in a layer can be told
+    apart.  None of these is 1/t for any number t of ranks: if an answer sums a tensor over the ranks where it
+    shouldn't, a factor of 1/t would make that tensor right again, and the test would not see the mistake.
     """
 
     def __init__(self) -> None:

@@ -111,10 +111,13 @@ def checkpoint_of_dropout(r: CaseRun) -> None:
 
 
 def seed_and_draw(device: str) -> None:
-    """Seed torch's random generators and draw one number.
+    """Seed torch's default random generators, and draw a few numbers on a device.
 
-    The draw stands for operations before a checkpoint.  Without it, a recomputation that wrongly restarts from the seed
-    would draw the right numbers by accident.
+    The draw stands for operations before a checkpoint.  Without this draw, a recomputation that wrongly restarts from
+    the seed would draw the right numbers by accident.
+
+    Args:
+        device: "cpu" or "cuda".
     """
     torch.manual_seed(77)
     torch.rand(7, device=device)
@@ -165,9 +168,12 @@ def _see_layer(r: CaseRun, name: str, again: Fault, **saves: Any) -> None:
 
 
 def as_block(function: Callable) -> Callable[..., Tensor]:
-    """Convert a function ``layer(x, weights, dropouts)`` to one of tensors only: x and the twelve parameters.
+    """Convert a function ``layer(x, weights, dropouts)`` to a function of tensors only: x and the twelve parameters.
 
     ``CaseRun.observe`` and ``CaseRun.saves`` take such functions.  The dropouts draw from torch's default generator.
+
+    Args:
+        function: such as the learner's ``full_layer``.
     """
     return lambda x, *parameters: function(x, LayerWeights(_SHAPE.num_attention_heads, *parameters), TwoDropouts(_P))
 

@@ -60,14 +60,16 @@ def _see_costs(r: CaseRun, case: str, ranks: Schedule, n: int, chunks: int) -> N
 
 
 def on_paper(r: CaseRun, p: int, n: int, chunks: int = 1) -> Schedule:
-    """Call the learner's function for every rank, and return the schedule that it gives, as actions.
+    """Call the learner's function for every rank, and return the whole schedule: for each rank a list of actions.
 
     Args:
-        p: pipeline ranks.
-        n: microbatches.
-        chunks: model chunks of a rank; 1 asks for 1F1B, more for the interleaved order.
+        r: the run of the case, which has the learner's functions.
+        p: how many pipeline ranks there are.
+        n: how many microbatches there are.
+        chunks: model chunks on each rank; 1 calls ``one_forward_one_backward``, more call ``interleaved``.
 
-    Raises: Wrong if an entry has another form.
+    Raises: Wrong if the function returns no list, or if an entry isn't ("F", i) or ("B", i); with several chunks,
+        ("F", c, i) or ("B", c, i).
     """
     orders = [
         r["one_forward_one_backward"](p, k, n) if chunks == 1 else r["interleaved"](p, k, chunks, n) for k in range(p)
@@ -91,8 +93,8 @@ def one_forward_one_backward(r: CaseRun) -> None:
 def interleaved(r: CaseRun) -> str:
     """Judge the learner's interleaved schedules.
 
-    Returns: a remark if fewer forward passes run ahead than in our schedule.  That is right too, as long as sends take
-        no time.
+    Returns: a remark if fewer forward passes run ahead than in our schedule, which is right as long as sends take no
+        time; else "".
     """
     _see_orders(r, (2, 4, 2), (4, 8, 2), (4, 4, 3), (3, 9, 2))
     longer = peak_in_flight(schedule.interleaved(4, 2, 8))[0] > peak_in_flight(on_paper(r, 4, 8, 2))[0]

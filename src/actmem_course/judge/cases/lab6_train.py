@@ -170,7 +170,12 @@ def _steps(r: CaseRun, name: str, max_norm: float, sizes: Sequence[int] = (3,)) 
 
 
 def random_microbatches(r: CaseRun, seed: int) -> list[tuple[Tensor, Tensor]]:
-    """Draw three microbatches of tokens and targets."""
+    """Draw three microbatches, each a pair of token ids and target ids, ``[b, s]`` both, the same on every rank.
+
+    Args:
+        r: the run of the case.
+        seed: of the random numbers; the same seed gives the same microbatches.
+    """
     shape = small_shape(r)
     generator = torch.Generator().manual_seed(70 + seed)
     sizes = (2, 3, shape.micro_batch_size, shape.seq_length)

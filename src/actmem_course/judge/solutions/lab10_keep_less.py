@@ -19,13 +19,22 @@ from torch.autograd import Function
 
 # given: the dtype to compute in
 def wide(x: Tensor) -> Tensor:
-    """Return x in float32, or x itself if it is float64."""
+    """Return x in float32, or x itself if its dtype is float64."""
     return x if x.dtype is torch.float64 else x.float()
 
 
 # given: what 10.3 runs in tiles
 def mlp(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
-    """An MLP: down(gelu(up(x))).  x: [..., h]; up: [f, h]; down: [h, f].  Returns [..., h]."""
+    """Compute an MLP, down(gelu(up(x))).
+
+    Args:
+        x: [..., h].
+        up: [f, h], a weight.
+        down: [h, f], a weight.
+
+    Returns:
+        [..., h].
+    """
     return F.linear(F.gelu(F.linear(x, up)), down)
 
 
@@ -35,8 +44,8 @@ def frozen_linear(x: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
 
     Args:
         x: [s, b, h].
-        codes: int8 [o, h].
-        scale: [o, 1], in the dtype of x.
+        codes: int8 [o, h], the weight in 8 bits.
+        scale: [o, 1], in the dtype of x, the factor of each row of codes.
 
     Returns:
         [s, b, o]; only x gets a gradient.
@@ -71,7 +80,8 @@ def lora_linear(x: Tensor, weight: Tensor, a: Tensor, b: Tensor, alpha: float) -
         x: [s, b, h].
         weight: [o, h], in the dtype of x, frozen.
         a: [r, h], in the dtype of wide(x): float32, or float64 if x has float64.
-        b: [o, r], in the same dtype as a.
+        b: [o, r], in the dtype of a.
+        alpha: a number; the adapter's output is scaled by alpha/r.
 
     Returns:
         [s, b, o].  x, a and b get gradients of their own dtypes (those of a and b may be rounded to the dtype of x
@@ -107,17 +117,18 @@ def tiled_mlp(x: Tensor, up: Tensor, down: Tensor, tile: int) -> Tensor:
     """Return mlp(x, up, down), but compute ``tile`` positions of the sequence at a time.
 
     At any time in forward and backward at most four tensors [tile, b, f] may be alive, and three of the size of x,
-    three of up and three of down.  At most 8 matmuls of s·b·h·f run, where mlp runs 6.
+    three of up and three of down.  Forward and backward together run at most 8 matmuls of s·b·h·f multiplications,
+    where mlp runs 6.
 
     Args:
         x: [s, b, h].
-        up: [f, h].
-        down: [h, f].
-        tile: how many of the s positions; it need not divide s.
+        up: [f, h], a weight.
+        down: [h, f], a weight.
+        tile: how many of the s positions one tile has; it need not divide s.
 
     Returns:
-        [s, b, h].  Gradients are those of mlp; add up those of up and down over the tiles in the dtype of wide(up),
-        float32.
+        [s, b, h].  The gradients are those of mlp; add up the gradients of up and down over the tiles in the dtype of
+        wide(up), float32.
 
     Saves: x, 2sbh bytes in 16 bits, where mlp saves 2sbh + 4sbf.
     Source: 2506.13996.

@@ -22,14 +22,15 @@ def checkpoint(function, *inputs: Tensor) -> Tensor:
 
     Exercise 4.2 adds dropout: function may draw random numbers from torch's default generators.  The gradients must
     still be the same as without checkpoint, and so must the generators' states after forward and after backward.  You
-    may save the states, too.
+    may save the generators' states, too.
 
     Args:
-        function: returns one tensor; it may use parameters that are not among inputs, which get their gradients too.
+        function: takes the inputs and returns one tensor; it may use parameters that are not among inputs, and these
+            parameters get their gradients too.
         inputs: tensors of any shape; at least one requires a gradient, not all need to.
 
     Returns:
-        What function returns.
+        The tensor that function returns.
 
     Saves: the inputs.
     Source: 2205.05198 section 5.
@@ -60,7 +61,7 @@ class _Checkpoint(Function):
 
 
 def _states(x):
-    """States of the default generators that a function of x may draw from."""
+    """Return the states of the default generators that a function of x may draw from."""
     return [torch.get_rng_state()] + ([torch.cuda.get_rng_state(x.device)] if x.is_cuda else [])
 
 
@@ -74,16 +75,16 @@ def _restore(states):
 def selective_layer(x: Tensor, w: LayerWeights, dropouts: Dropouts) -> Tensor:
     """Return layer(x, w, dropouts), where backward recomputes the core attention and nothing else.
 
-    layer has a fourth argument, core: what it calls instead of core_attention, with the same arguments (q, k, v,
-    dropout).
+    layer takes a fourth argument, core: a function that layer calls instead of core_attention, with the arguments of
+    core_attention (q, k, v, dropout).
 
     Args:
         x: [s, b, h].
-        w: the weights.
-        dropouts: they draw from torch's default generators.
+        w: the layer's twelve parameters, unsharded.
+        dropouts: dropouts.core and dropouts.block; both draw from torch's default generators.
 
     Returns:
-        [s, b, h].
+        The layer's output, [s, b, h].
 
     Saves: what layer saves, without the three tensors of the core attention: 34sbh bytes in 16 bits.
     Source: 2205.05198 section 5.
@@ -101,11 +102,11 @@ def full_layer(x: Tensor, w: LayerWeights, dropouts: Dropouts) -> Tensor:
 
     Args:
         x: [s, b, h].
-        w: the weights.
-        dropouts: they draw from torch's default generators.
+        w: the layer's twelve parameters, unsharded.
+        dropouts: dropouts.core and dropouts.block; both draw from torch's default generators.
 
     Returns:
-        [s, b, h].
+        The layer's output, [s, b, h].
 
     Saves: x.
     Source: 2205.05198 section 5.

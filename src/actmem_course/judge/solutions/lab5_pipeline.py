@@ -41,16 +41,17 @@ def one_forward_one_backward(pipeline_parallel_size: int, rank: int, num_microba
 def interleaved(
     pipeline_parallel_size: int, rank: int, num_model_chunks: int, num_microbatches: int
 ) -> list[tuple[str, int, int]]:
-    """Return the passes of one rank under interleaved 1F1B, in order, with m ≥ 2 model chunks on each rank.
+    """Return the forward and backward passes of one rank under interleaved 1F1B, in order.
 
-    Chunk c of rank r is part c·p + r of the model.  p microbatches go through chunk 0, then the same p through chunk 1,
-    and so on through all chunks; then come the next p.  Backward goes through the chunks in reverse order.  Sends take
-    no time here, so a shorter warm-up, which doesn't hide sends, passes as well.
+    Each rank has m ≥ 2 model chunks: chunk c of rank r is part c·p + r of the model's m·p parts.  The forward of p
+    microbatches goes through chunk 0, then the forward of the same p through chunk 1, and so on through all chunks;
+    then come the next p microbatches.  Backward goes through the chunks in reverse order.  Sends take no time here, so
+    a shorter warm-up, which doesn't hide sends, is right as well.
 
     Args:
         pipeline_parallel_size: p.
         rank: from 0 to p − 1.
-        num_model_chunks: m.
+        num_model_chunks: m, at least 2.
         num_microbatches: n, divisible by p.
 
     Returns:
@@ -72,7 +73,7 @@ def interleaved(
 
 # 5.3
 def free_output(output: torch.Tensor) -> None:
-    """Free the memory of a stage's output once it is sent; output.backward(gradient) still works.
+    """Free the memory of a stage's output after it was sent; output.backward(gradient) must still work afterwards.
 
     Args:
         output: of any shape; no operation has saved it for backward.  Leave its graph, shape and dtype unchanged.
@@ -84,16 +85,18 @@ def free_output(output: torch.Tensor) -> None:
 
 # 5.4
 def how_many_fit(budget_bytes: int, in_flight: int, full_bytes: int, recomputed_bytes: int) -> int:
-    """Return how many of the microbatches in flight can save everything, if the others are recomputed.
+    """Return how many microbatches in flight can save all their activations, if the other microbatches are recomputed.
+
+    A microbatch is in flight on a rank from its forward until its backward there.
 
     Args:
         budget_bytes: the most bytes that all microbatches in flight may take together.
-        in_flight: how many microbatches these are.
-        full_bytes: bytes of a microbatch that saves everything.
+        in_flight: how many microbatches are in flight.
+        full_bytes: bytes of a microbatch that saves all its activations.
         recomputed_bytes: bytes of a microbatch that is recomputed.
 
     Returns:
-        At most in_flight; -1 if not even recomputing all of them fits.
+        A number of microbatches, at most in_flight; -1 if they don't fit even when all are recomputed.
 
     Source: 2205.05198 appendix C.
     """

@@ -37,7 +37,9 @@ def batch(text: Tensor, step: int, seq_length: int, batch_size: int) -> tuple[Te
 
     Args:
         text: [length], token ids.
-        step: the number of the step, from which alone the batch follows.
+        step: the number of the step, from 0; the pieces of text are drawn with a seed made from it.
+        seq_length: tokens of one sequence.
+        batch_size: sequences of the whole batch, all microbatches together.
 
     Returns:
         Tokens, [batch_size, seq_length]: pieces of text.
@@ -52,18 +54,19 @@ def batch(text: Tensor, step: int, seq_length: int, batch_size: int) -> tuple[Te
 
 # 6.1
 def make_model(shape: ModelShape, mode: Configuration, group, *, dropout: float = 0.0, **factory) -> GPT:
-    """Make a GPT in this mode, sharded over the ranks of group if the mode says so.
+    """Make a GPT for one mode, sharded over the ranks of group if mode.tensor_parallel is True.
 
     GPT draws its weights from a seed: the unsharded weights are the same in every mode and for any number of ranks.
 
     Args:
         shape: the model's sizes.
         mode: a row of table 2.  Without tensor parallelism every rank has the whole model: TensorParallel().
-        dropout: the dropouts' probability, p of GPT.
-        factory: dtype and device, for GPT.
+        group: the process group whose ranks share the model.
+        dropout: the dropouts' probability, from 0 to 1; GPT calls it p.
+        factory: the keyword arguments dtype and device, which GPT takes as well.
 
     Returns:
-        The model, this rank's part of it.
+        The GPT, with this rank's shards of the parameters.
 
     Source: 2205.05198 table 2.
     """
@@ -76,11 +79,11 @@ def gradient_norm(model: GPT) -> float:
     """Return the 2-norm of the unsharded model's gradient, the same number on every rank of model.tp.
 
     Args:
-        model: every parameter has its .grad, already summed over the ranks where that is needed.  A parameter with the
-            attribute partition_dim is sharded, and so is its .grad.
+        model: the GPT after backward: every parameter has its .grad, already summed over the ranks where that is
+            needed.  A parameter with the attribute partition_dim is sharded, and so is its .grad.
 
     Returns:
-        The norm, a float.
+        The norm over all parameters together, a float.
 
     Collectives: one, of a single number, is enough.
     Source: 2205.05198 section 4.2.1 shards the parameters.
@@ -108,11 +111,13 @@ def training_step(
     model.tp).
 
     Args:
-        microbatches: a pair of tokens and targets for each, [b, s] both.
+        model: the GPT from make_model.
+        optimizer: of the model's parameters; call its zero_grad() before you compute the gradient.
+        microbatches: a pair (tokens, targets) for each microbatch, both [b, s].
         max_norm: if the gradient's norm is larger, scale the gradient down to this norm.
 
     Returns:
-        The mean loss, a float.
+        The mean loss over all microbatches, a float.
 
     Source: 2205.05198 section 4.2.2.
     """
@@ -137,11 +142,15 @@ def train(shape: ModelShape, mode: Configuration, text: Tensor, num_steps: int, 
     """Train a GPT in one mode, and return the loss of each step; the losses must be the same in every mode.
 
     Args:
+        shape: the model's sizes.
+        mode: a row of table 2.
         text: [length], token ids.
-        factory: dtype and device, for make_model.
+        num_steps: how many steps to train.
+        group: the process group whose ranks share the model.
+        factory: the keyword arguments dtype and device, for make_model.
 
     Returns:
-        One float per step.
+        The mean loss of each step, one float per step.
 
     Source: 2205.05198 section 6.
     """

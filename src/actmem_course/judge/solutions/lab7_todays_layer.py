@@ -34,14 +34,18 @@ def llama_layer_bytes(
     and head) have 32.
 
     Args:
-        seq_length, micro_batch_size, hidden_size, num_attention_heads: s, b, h, a.
+        seq_length: s, in tokens.
+        micro_batch_size: b, in sequences.
+        hidden_size: h, in elements.
+        num_attention_heads: a, the query heads of all ranks together.
         num_key_value_heads: k.  Either t divides k, or k divides t; with t > k each rank has one key and value head.
-        ffn_hidden_size, tensor_parallel_size: f, t.
+        ffn_hidden_size: f, the width of the MLP, unsharded.
+        tensor_parallel_size: t.
 
     Returns:
-        Bytes by these names: "norm 1 input", "norm 1 statistics", "QKV projection input", "Q", "K", "V",
-            "log-sum-exp", "attention projection input", "norm 2 input", "norm 2 statistics", "gate and up input",
-            "gate", "up", "down input".
+        A dict with the bytes of each tensor, under these names: "norm 1 input", "norm 1 statistics",
+            "QKV projection input", "Q", "K", "V", "log-sum-exp", "attention projection input", "norm 2 input",
+            "norm 2 statistics", "gate and up input", "gate", "up", "down input".
 
     Source: 2205.05198 section 4 counts the layer of 2022 in the same way.
     """
@@ -69,7 +73,7 @@ def llama_layer_bytes(
 
 # given: the dtype to compute in
 def wide(x: Tensor) -> Tensor:
-    """Return x in float32, or x itself if it is float64."""
+    """Return x in float32, or x itself if its dtype is float64."""
     return x if x.dtype is torch.float64 else x.float()
 
 
@@ -77,12 +81,13 @@ def wide(x: Tensor) -> Tensor:
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Return x / sqrt(mean(x²) + eps) · weight, with the mean over the last dimension, computed in float32.
 
-    If x has float64, compute in that (wide(x) has the right dtype).  Round to x's dtype once, at the end.  It also
-    passes if you round before the multiplication by weight as well, as Hugging Face's norm does.
+    If x has float64, compute in float64 (wide(x) has the right dtype).  Round to x's dtype once, at the end.  To round
+    also before the multiplication by weight, as Hugging Face's norm does, is right as well.
 
     Args:
         x: [s, b, h].
         weight: [h], in x's dtype.
+        eps: a small number that keeps the square root away from 0, such as 1e-6.
 
     Returns:
         [s, b, h], in x's dtype.
@@ -116,11 +121,11 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """Return silu(gate) · up, where silu(x) = x · sigmoid(x).
 
     Args:
-        gate: [s, b, f].
-        up: [s, b, f].
+        gate: [s, b, f], the output of the gate linear.
+        up: [s, b, f], the output of the up linear.
 
     Returns:
-        [s, b, f].
+        [s, b, f], the input of the down linear.
 
     Saves: gate and up, 4sbf bytes in 16 bits, where two operators of torch save 6sbf.
     Source: 2002.05202.
@@ -159,11 +164,13 @@ def split_grouped_heads(
     same key and value head.
 
     Args:
-        q_weight: [a·d, h], head after head; h need not be a·d.
-        k_weight: [k·d, h].
-        v_weight: [k·d, h].
-        projection_weight: [h, a·d].
-        num_attention_heads, num_key_value_heads: a, k.
+        q_weight: [a·d, h], unsharded, head after head; h need not be a·d.
+        k_weight: [k·d, h], unsharded, head after head.
+        v_weight: [k·d, h], unsharded, head after head.
+        projection_weight: [h, a·d], unsharded; its columns are in the order of the query heads.
+        num_attention_heads: a, the query heads of all ranks together.
+        num_key_value_heads: k, the key and value heads of all ranks together.
+        group: the process group of the t ranks.
 
     Returns:
         This rank's shards, in this order: [a·d/t, h], [k·d/min(t, k), h], [k·d/min(t, k), h], [h, a·d/t].
@@ -183,15 +190,17 @@ def split_grouped_heads(
 
 # 7.5
 def sum_shared_gradients(k_weight: Tensor, v_weight: Tensor, num_key_value_heads: int, group) -> None:
-    """Make k_weight.grad and v_weight.grad those of all query heads, after the backward of grouped-query attention.
+    """Complete k_weight.grad and v_weight.grad after backward, where several ranks have the same key and value head.
 
-    Each rank computed its .grad from its own query heads.  If several ranks have the same key and value head, its
-    gradient is the sum of theirs.  Make no process group: all ranks of group call this, so use collectives of group.
+    Each rank computed its .grad from its own query heads only.  The gradient of a key and value head that several ranks
+    have is the sum of these ranks' .grad; write that sum to .grad.  Make no process group: all ranks of group call this
+    function, so use collectives of group.
 
     Args:
-        k_weight: [k·d/min(t, k), h], this rank's, as split_grouped_heads gives it.
-        v_weight: [k·d/min(t, k), h], this rank's.
-        num_key_value_heads: k.
+        k_weight: [k·d/min(t, k), h], this rank's shard from split_grouped_heads, with its .grad.
+        v_weight: [k·d/min(t, k), h], this rank's shard from split_grouped_heads, with its .grad.
+        num_key_value_heads: k, the key and value heads of all ranks together.
+        group: the process group of the t ranks.
 
     Source: 2305.13245.
     """

@@ -32,6 +32,10 @@ def gpt():
     return GPT(SHAPE, dtype=torch.float32)
 
 
+def copied_layers():
+    return nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16), 2)
+
+
 MODELS: dict[str, tuple] = {
     **{
         mode: (partial(layer, mode), lambda: torch.randn(16, 2, 32, requires_grad=True), loss_of)
@@ -39,7 +43,7 @@ MODELS: dict[str, tuple] = {
     },
     "gpt": (gpt, lambda: torch.zeros(2, 16, dtype=torch.int64), loss_of),
     "linear": (lambda: nn.Linear(8, 8), lambda: torch.ones(4, 8), lambda y: y.square().mean()),
-    "encoder": (lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16), 2), lambda: torch.ones(4, 2, 8), loss_of),
+    "encoder": (copied_layers, lambda: torch.ones(4, 2, 8), loss_of),
 }
 
 

@@ -31,9 +31,9 @@ from actmem.torch_private import (
 _ATEN = torch.ops.aten
 #: The operators that add up gradients, each with the number of the argument that could become the gradient itself.
 _SUMS = (_ATEN.add.Tensor, 0), (_ATEN.add_.Tensor, 1)
-#: Operations that nodes run under a mode, and what each of these nodes (without "Backward0") runs without one: it
-#: writes into the first argument, a tensor of its own.
 _SELECTING = ("Max", "Min", "Topk", "Sort", "Median", "Nanmedian", "Kthvalue", "Mode")
+#: By operation, what some nodes run in its place without a mode, and these nodes (without "Backward0"). It writes into
+#: the first argument, a tensor that the node has made.
 _WRITTEN: dict[Any, tuple[Any, tuple[str, ...]]] = {
     _ATEN.index_put.default: (_ATEN.index_put_.default, ("Index",)),
     _ATEN.index_add.default: (_ATEN.index_add_.default, ("IndexSelect",)),

@@ -32,5 +32,6 @@ def one_step(model, batch, loss, optimizer):
 def existing(model, batch, optimizer):
     """Every tensor that is there before a step."""
     states = [state for state in optimizer.state.values()] if optimizer else []
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    leaves = [t for t in (*model.parameters(), *tree_leaves(batch)) if isinstance(t, Tensor)]
+    gradients = [t.grad for t in leaves if t.is_leaf and t.grad is not None]
     return [*model.parameters(), *model.buffers(), *gradients, batch, states]

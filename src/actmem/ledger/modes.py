@@ -31,13 +31,12 @@ from actmem.torch_private import (
 _ATEN = torch.ops.aten
 #: The operators that add up gradients, each with the number of the argument that could become the gradient itself.
 _SUMS = (_ATEN.add.Tensor, 0), (_ATEN.add_.Tensor, 1)
-_SELECTING = ("Max", "Min", "Topk", "Sort", "Median", "Nanmedian", "Kthvalue", "Mode")
 #: By operation, what some nodes run in its place without a mode, and these nodes (without "Backward0"). It writes into
 #: the first argument, a tensor that the node has made.
 _WRITTEN: dict[Any, tuple[Any, tuple[str, ...]]] = {
     _ATEN.index_put.default: (_ATEN.index_put_.default, ("Index",)),
     _ATEN.index_add.default: (_ATEN.index_add_.default, ("IndexSelect",)),
-    _ATEN.scatter.src: (_ATEN.scatter_.src, _SELECTING),
+    _ATEN.scatter.src: (_ATEN.scatter_.src, ("Max", "Min", "Topk", "Sort", "Median", "Nanmedian", "Kthvalue", "Mode")),
     _ATEN.scatter_add.default: (_ATEN.scatter_add_.default, ("Gather", "Cummax", "Cummin")),
     _ATEN.mul.Tensor: (_ATEN.mul_.Tensor, ("BinaryCrossEntropyWithLogits",)),
     _ATEN.sub.Tensor: (_ATEN.sub_.Tensor, ("BinaryCrossEntropyWithLogits",)),
@@ -100,7 +99,8 @@ class StepMode(DispatchMode):
         """
         written, nodes = _WRITTEN.get(func, (func, ()))
         if nodes and not torch.is_grad_enabled() and node_running().partition("Backward")[0] in nodes:
-            return written if _is_nodes_own(args) else func
+            is_own = _holders(args[0])[1:] == _holders_where_free()[0][1:]  # in a variable of the node, or in several
+            return written if is_own and not is_traceable_wrapper_subclass(args[0]) else func
         if func is not _ATEN.add.Tensor or torch.is_grad_enabled():
             return func
         is_sum = place_of_node_running() == self._ended.get(get_ident(), -1)
@@ -160,11 +160,6 @@ def _is_free(args: tuple) -> bool:
     plain = all(isinstance(arg, Tensor) and arg.layout is torch.strided for arg in args)
     plain = plain and not any(map(is_traceable_wrapper_subclass, args))
     return plain and _holders(args[0]) == _holders_where_free()[0]
-
-
-def _is_nodes_own(args: tuple) -> bool:
-    """Return whether only the running node holds the first argument, in a variable or in several."""
-    return not is_traceable_wrapper_subclass(args[0]) and _holders(args[0])[1:] == _holders_where_free()[0][1:]
 
 
 def _holders(tensor: Tensor) -> tuple[int, int, int]:

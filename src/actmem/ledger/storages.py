@@ -136,6 +136,7 @@ class StorageLifetimes:
         # A storage has one Python object for as long as it lives, so a weak reference to that follows the storage
         # itself.
         self.numbers: WeakKeyDictionary[torch.UntypedStorage, int] = WeakKeyDictionary()
+        self.resized_before: WeakSet[torch.UntypedStorage] = WeakSet()
 
     def begin(self, storage: torch.UntypedStorage) -> int:
         """Start to follow a storage that is not followed yet, and return its number."""
@@ -160,6 +161,8 @@ class StorageLifetimes:
 
         def run(storage, size):
             result = resize(storage, size)
+            if storage not in self.numbers:
+                self.resized_before.add(storage)
             self.resized(storage)
             return result
 

@@ -14,5 +14,10 @@ def gradient_pairs(module, whole, tp):
     ]
 
 
+def part_of_state(whole, part):
+    """Of the unsharded model ``whole`` the tensors that a pipeline stage, ``part``, holds its shards of."""
+    return {name: whole.get_parameter(name).detach() for name, _ in part.named_parameters()}
+
+
 def largest_difference(pairs):
     return max((one - other).abs().max().item() for one, other in pairs)

@@ -5,6 +5,7 @@ import gc
 import itertools
 import pickle
 import weakref
+from functools import partial
 from typing import Any
 
 import pytest
@@ -161,9 +162,17 @@ def test_on_ranks(pools, size, dropped, sequence_parallel, members):
     ],
 )  # fmt: skip
 def test_refuses(dropped, rule):
-    for refuse in (lambda: layer_of(dropped), lambda: layer_rows(SHAPE, recompute=dropped)):
+    for refuse in (layer_of, partial(layer_rows, SHAPE, Parallel()), partial(layer_extra_rows, SHAPE, Parallel())):
         with pytest.raises(ConfigError, match=f"^{rule}"):
-            refuse()
+            refuse(recompute=dropped)
+
+
+@pytest.mark.parametrize(("name", "also"), [("y", ""), ("x", ""), ("z", "y statistics")])
+def test_a_name_of_two_tensors_of_a_forward_pass_is_refused(name, also):
+    with NamedForward({"y"}) as terms:
+        y = terms("y", torch.sin, terms.input("x", torch.ones(3, requires_grad=True)), also="y statistics")
+        with pytest.raises(RuntimeError, match=f"^'{also or name}' names two tensors of one forward pass"):
+            terms(name, torch.sin, y, also=also)
 
 
 @pytest.mark.parametrize("dropped", ["elementwise", set(LAYER_TERMS[1:])], ids=["elementwise", "all"])

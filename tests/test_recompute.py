@@ -242,12 +242,41 @@ def test_a_parameter_that_a_function_reads_is_looked_at_when_it_is_saved_again()
         y.sum().backward()
 
 
-def test_a_module_s_second_run_is_in_the_mode_of_the_first():
-    norm, x = nn.BatchNorm1d(4), torch.randn(6, 4, requires_grad=True)
-    (wanted,) = torch.autograd.grad(norm(x).exp().sum(), x)
-    y = checkpoint(norm, x).exp().sum()
-    norm.eval()
-    assert torch.equal(torch.autograd.grad(y, x)[0], wanted) and not norm.training
+class ExpInTraining(nn.Module):
+    def forward(self, x):
+        return (x.exp() if self.training else x).sin()
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_module_s_second_run_is_in_the_mode_of_the_first(wrapped):
+    module, x = nn.Sequential(ExpInTraining()), torch.randn(6, requires_grad=True)
+    (wanted,) = torch.autograd.grad(module(x).sum(), x)
+    y = (checkpoint(lambda x: module(x), x, module=module) if wrapped else checkpoint(module, x)).sum()
+    module.eval()
+    assert torch.equal(torch.autograd.grad(y, x)[0], wanted) and not module[0].training
+
+
+def test_a_module_with_several_results_is_checked_before_the_first_of_them():
+    linear, x = nn.Linear(3, 3), torch.randn(3, requires_grad=True)
+    first, _, second = checkpoint(lambda x: (linear(x).exp(), None, linear(x).sin()), x, module=linear)
+    (first.sum() + second.sum()).backward(retain_graph=True)
+    with torch.no_grad():
+        linear.weight.add_(1)
+    for result in (first, second):
+        with pytest.raises(RuntimeError, match="^weight was written or replaced between"):
+            result.sum().backward(retain_graph=True)
+
+
+def test_a_write_to_a_saved_tensor_in_the_second_run_is_refused():
+    def function(x):
+        y = x.exp()
+        z = y * 1.0
+        y.add_(1)
+        return (z * y).sum()
+
+    x = torch.ones(3, requires_grad=True)
+    with pytest.raises(RuntimeError, match=r"function: a saved tensor \(3,\) was written in place afterwards$"):
+        checkpoint(function, x).backward()
 
 
 def test_second_runs_can_be_observed_and_regions_nest():

@@ -290,7 +290,7 @@ def table3(name: str) -> list[PaperEntry]:
     per_rank = sum(parameter_counts(model.shape, model.parallel).values())
     entry = partial(PaperEntry, "table3", name)
     return [
-        entry("GPUs, t · p", "", paper.TABLE3_DEVICES[name], model.num_devices, note="as printed"),
+        entry("GPUs, t · p", "", paper.TABLE3_DEVICES[name], model.parallel.num_devices, note="as printed"),
         entry("parameters", "", named, predicted, measured=whole, note="as its name says"),
         entry("parameters on rank 0", "", None, per_rank, measured=first_rank),
     ]

@@ -23,7 +23,7 @@ gpt3 = PAPER_MODELS["175B"]
 held = show.gpu_bytes(gpt3)
 without_activations = sum(held.values()) - held["activations"]
 question = Prediction(
-    f"GPT-3 (175B in the figure) trains on {gpt3.num_devices} GPUs of {size_text(A100_BYTES)}. Parameters, gradients and "
+    f"GPT-3 (175B in the figure) trains on {gpt3.parallel.num_devices} GPUs of {size_text(A100_BYTES)}. Parameters, gradients and "
     f"optimizer states take {size_text(without_activations)} of the one that holds most. How much do the saved "
     "tensors take there?",
     answer=held["activations"] / 2**30,

@@ -158,10 +158,7 @@ class ModelShape:
             self.vocab_size * max(self.seq_length * self.micro_batch_size, self.hidden_size),
         )
         if largest >= 2**59:
-            raise ConfigError(
-                "model shape",
-                f"one tensor would have {largest:.1e} elements; no tensor can have more than 2^59 here",
-            )
+            raise ConfigError("model shape", f"one tensor would have {largest:.1e} elements, at most 2^59 here")
 
     @property
     def head_size(self) -> int:
@@ -232,9 +229,8 @@ class Parallel:
             raise ConfigError("sequence_parallel", f"must be True or False, got {shown(self.sequence_parallel)}")
         t, experts = self.tensor_parallel_size, self.expert_parallel_size
         if experts is not None:
-            check_divides(
-                "expert_parallel_size", check_size("expert_parallel_size", experts), "tensor_parallel_size", t
-            )
+            check_size("expert_parallel_size", experts)
+            check_divides("expert_parallel_size", experts, "tensor_parallel_size", t)
             if experts > t and self.sequence_parts < t:
                 raise ConfigError("expert_parallel_size", f"{experts} needs sequence parallelism among the {t} ranks")
         if self.num_model_chunks > 1 and self.pipeline_parallel_size == 1:
@@ -275,8 +271,7 @@ class Parallel:
     @property
     def num_devices(self) -> int:
         """Number of devices of the whole job."""
-        t, p = self.tensor_parallel_size, self.pipeline_parallel_size
-        return self.replicas * t * p
+        return self.replicas * self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def replicas(self) -> int:
@@ -320,7 +315,7 @@ def _axes(t: int, sequence_parallel: bool, p: int, m: int, b: int, c: int, exper
     return Parallel(t, sequence_parallel, p, m, b, 1, c, expert_parallel_size=experts)
 
 
-def check_layer(shape: ModelShape, parallel: Parallel) -> None:
+def check_layer(shape: ModelShape, parallel: Parallel, element_size: int = 2) -> None:
     """Raise ConfigError if t ranks cannot share one layer of this shape, or if context parallelism is asked for.
 
     t must divide a (a head is never split) and, under sequence parallelism, s. As a divides h, t then divides h and 4h
@@ -329,7 +324,9 @@ def check_layer(shape: ModelShape, parallel: Parallel) -> None:
     Args:
         shape: the sizes of the layer.
         parallel: how the ranks share the layer; t, ``sequence_parallel`` and ``context_parallel_size`` are read.
+        element_size: bytes of an activation element, one of ELEMENT_BYTES.
     """
+    check_choice("element_size", element_size, ELEMENT_BYTES)
     t, c = parallel.tensor_parallel_size, parallel.context_parallel_size
     if c > 1:
         raise ConfigError("context_parallel_size", f"must be 1, got {c}: the paper's layer has no context parallelism")
@@ -353,11 +350,6 @@ class PaperModel:
     shape: ModelShape
     parallel: Parallel
     global_batch_size: int
-
-    @property
-    def num_devices(self) -> int:
-        """GPUs used: t · p (the paper runs these without data parallelism)."""
-        return self.parallel.tensor_parallel_size * self.parallel.pipeline_parallel_size
 
 
 def _model(name: str, a: int, h: int, layers: int, p: int, chunks: int, batch: int, b: int) -> PaperModel:

@@ -165,11 +165,14 @@ class NamedForward:
             also: the name of what else ``function`` saves for backward, such as a norm's statistics; "" for nothing.
 
         Returns: ``values``.
+        Raises: RuntimeError if a tensor is dropped and one of the names has been given already in this forward pass.
         """
         for tell in NAME_READERS:
             tell(as_tuple(names), as_tuple(values), also)
         if self.dropped:
             names, results = as_tuple(names), as_tuple(values)
+            if twice := (self.views.keys() | self.recipes.keys()) & {*names, also} - {""}:
+                raise RuntimeError(f"{min(twice)!r} names two tensors of one forward pass: give each its own name")
             # Sources first: a result can be a view of a source, and then its name replaces the source's.
             views, read = [TensorView.of(value) for value in results], [self._source(source) for source in sources]
             recipe = RepeatableCall(names, views, function, read, also)
@@ -179,7 +182,7 @@ class NamedForward:
             self._decide_rest(also)
         return values
 
-    def result(self, module: nn.Module, value: Tensor) -> Tensor:
+    def check_parameters(self, module: nn.Module, value: Tensor) -> Tensor:
         """Make backward check that the layer's parameters have not changed since the forward pass.
 
         If any tensor is recomputed, backward raises RuntimeError if a parameter or buffer of ``module`` was written

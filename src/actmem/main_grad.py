@@ -73,9 +73,9 @@ class MainWeights:
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         """Run ``optimizer.step()`` on the copies, copy their values to the module, and set main gradients to zero.
 
-        You need no ``zero_grad``; the optimizer's ``zero_grad`` does no harm. If values were loaded into the module
-        since the last step, from a saved state for instance, the step starts from the loaded values. Under
-        ``fully_shard``, shard the module before you make its MainWeights.
+        You need no ``zero_grad`` between steps. If values were loaded into the module since the last step, from a saved
+        state for instance, the step starts from the loaded values. Under ``fully_shard``, shard the module before you
+        make its MainWeights.
 
         Args:
             optimizer: an optimizer of the copies, made with ``parameters()`` of this object.
@@ -96,8 +96,16 @@ class MainWeights:
         optimizer.step()
         for parameter, main in self._pairs:
             parameter.copy_(main)
-            parameter.main_grad.zero_()
+        self.zero_grad()
         self._written = [times_written(parameter) for parameter, _ in self._pairs]
+
+    def zero_grad(self) -> None:
+        """Set main gradients to zero, to discard microbatches before a step.
+
+        The optimizer's ``zero_grad()`` only takes the gradients away from the copies, and ``step`` puts them back.
+        """
+        for parameter, _ in self._pairs:
+            parameter.main_grad.zero_()
 
 
 def _main_dtype(parameter: nn.Parameter) -> torch.dtype:

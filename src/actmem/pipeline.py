@@ -203,8 +203,10 @@ class Pipeline:
         ]
         self.parts = [stage.submod for stage in self.stages]
         arguments: dict[str, Any] = {"n_microbatches": num_microbatches, "loss_fn": self._loss, "scale_grads": False}
-        make: Any = Schedule1F1B if num_model_chunks == 1 else ScheduleInterleaved1F1B
-        self.schedule = make(self.stages[0] if num_model_chunks == 1 else [*self.stages], **arguments)
+        if num_model_chunks == 1:
+            self.schedule: Any = Schedule1F1B(self.stages[0], **arguments)
+        else:
+            self.schedule = ScheduleInterleaved1F1B([*self.stages], **arguments)
         self._ends = self._group_of_both_ends()
 
     def step(self, tokens: Tensor, targets: Tensor) -> list[Tensor]:
@@ -298,7 +300,7 @@ def check_pipeline(
         free_outputs: whether outputs are freed once they have been sent; not possible when interleaved.
     """
     p, m = pipeline_parallel_size, num_model_chunks
-    # On one rank the first and the last stage would each train an embedding of their own.
+    # This raises if p = 1 with several chunks: both ends of the model would train an embedding of their own.
     Parallel(pipeline_parallel_size=p, num_model_chunks=m)
     check_divides("num_layers", shape.num_layers, "pipeline_parallel_size · num_model_chunks", p * m)
     if m > 1:

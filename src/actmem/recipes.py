@@ -148,13 +148,15 @@ class LayerTerms:
             recompute: any form that ``Recompute.of`` takes: a mode's name such as "selective", a set of tensors' names,
                 or a dict from names to actions.
 
-        Raises: ConfigError on a set that contains the input, an unknown name, or some but not all of ``one_tensor``.
+        Raises: ConfigError on a set that contains the input, an unknown name, or some but not all of ``one_tensor``;
+            and if another tensor can't have its action.
         """
         mode = Recompute.of(recompute)
         if mode.terms is not None:
             for term in sorted(mode.terms.difference(self.statistics)):
                 self.recipe(term)
             self._check_one_tensor(mode.terms, "drop")
+            self.stored(mode)  # raises
             return mode.terms
         everything = frozenset(recipe.term for recipe in self.recipes) | frozenset(self.statistics)
         elementwise = frozenset(recipe.term for recipe in self.recipes if not recipe.matmuls) - self.core
@@ -169,9 +171,8 @@ class LayerTerms:
         missing = [term for term in self.one_tensor if term not in terms]
         if missing and len(missing) < len(self.one_tensor):
             parts = ", ".join(self.one_tensor)
-            raise ConfigError(
-                "recompute", f"{parts} are parts of one tensor: {action} all of them or none ({missing[0]} is left)"
-            )
+            rule = f"{action} all of them or none ({missing[0]} is left)"
+            raise ConfigError("recompute", f"{parts} are parts of one tensor: {rule}")
 
     def stored(self, recompute: Mode) -> dict[str, str]:
         """Return the tensors that are saved on the host or in 8 bits: a dict from name to "offload" or "compress".
@@ -187,9 +188,7 @@ class LayerTerms:
             if term not in (self.input, *self.statistics):
                 self.recipe(term)
             if action != "keep" and term in (*self.by_products, *self.statistics):
-                raise ConfigError(
-                    "recompute", f"{term!r} is a by-product of an operation: it can only be kept or dropped"
-                )
+                raise ConfigError("recompute", f"{term!r} is a by-product: it can only be kept or dropped")
             if action == "compress" and term in self.other_dtype:
                 raise ConfigError("recompute", f"{term!r} has no elements of the layer's dtype: it can't be compressed")
             if action == "compress" and term in self.one_tensor:

@@ -12,11 +12,13 @@ How it works, in six rules:
 4. A slot holds its tensor for as long as the graph holds the slot.  Autograd frees both after backward of the node that
    saved the tensor, as without recomputation.  A node may read the tensor any number of times.  With ``retain_graph``
    each read empties the slot, and the next read runs the function again; otherwise all tensors would stay in memory.
-5. The second run has the autocast and the training modes of the first run.  Afterwards these modes and the
+5. The second run has the autocast mode of the first run, and the training modes of ``module``; if no module is given,
+   those of the module that is the function, or whose method the function is.  Afterwards these modes and the
    random-number generators are back in the state that they had before the second run.
 6. The second run reads the present values of parameters and buffers, so backward raises an error if one has been
    written or replaced since the first run.  It also raises one if the second run itself writes a buffer, as spectral
-   norm does, because the first run wrote that buffer already.
+   norm does, because the first run wrote that buffer already.  And it raises one, as without recomputation, if the
+   second run has written a saved tensor in place after it was saved.
 
 Gradients equal those without recomputation bit for bit if the second run computes the same values, because backward
 uses the graph of the first run.
@@ -31,10 +33,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
+from torch.autograd.graph import register_multi_grad_hook, saved_tensors_hooks
 
 from actmem.keep import keep, released_by_reader, stays_eager
-from actmem.torch_private import graph_is_retained, no_dispatch_modes, times_written
+from actmem.torch_private import graph_is_retained, no_dispatch_modes, times_written, tree_leaves
 
 
 @stays_eager
@@ -55,8 +57,9 @@ def checkpoint(
         generators: all random-number generators from which ``function`` draws, torch's default generator too. If a
             generator is missing, the second run draws other numbers without an error.
         stop_early: end the second run at the last tensor that backward needs; False runs it to the end.
-        module: backward raises if any parameter or buffer of this module was written or replaced since the forward
-            pass. None: backward checks only the parameters that ``function`` saved.
+        module: what ``function`` runs, if it isn't the module itself or its method. The second run gets its training
+            modes from here, and backward raises if any parameter or buffer of this module was written or replaced since
+            the forward pass. None: backward checks only the parameters that ``function`` saved.
 
     Returns: what ``function`` returns.
     Saves: the storages of ``inputs``, and one state of each generator (5,056 bytes on a CPU, 16 on CUDA).
@@ -65,7 +68,7 @@ def checkpoint(
     """
     if not torch.is_grad_enabled():
         return function(*inputs)
-    region = _Region(function, inputs, generators, stop_early)
+    region = _Region(function, inputs, generators, stop_early, module)
     with saved_tensors_hooks(region.pack, _open):
         result = function(*inputs)
     if module is not None:
@@ -93,35 +96,34 @@ def around_second_runs(observe: Callable[[Callable], AbstractContextManager]) ->
 class ParametersRead:
     """Checks that a module's parameters and buffers don't change between forward and recomputation.
 
-    Backward raises RuntimeError if one of them changed. Parameters are checked when the gradient of ``result`` is
-    computed, that is before backward enters the module. After that an optimizer that steps during backward may write
+    Backward raises RuntimeError if one of them changed. Parameters are checked when the first gradient of ``result``
+    is computed, that is before backward enters the module. After that an optimizer that steps during backward may write
     them. Buffers are checked after the recomputation too.
 
     Args:
         module: the module whose code recomputation runs.
-        result: the module's output in the forward pass.
+        result: the module's output in the forward pass: a tensor, or several in any structure.
     """
 
-    def __init__(self, module: nn.Module, result: Tensor):
+    def __init__(self, module: nn.Module, result: Any):
         self._noted = [
             (f"{path}.{name}".lstrip("."), owner, name, tensor, times_written(tensor))
             for path, owner in module.named_modules()
             for name, tensor in (*owner._parameters.items(), *owner._buffers.items())
             if tensor is not None
         ]
-        if result.requires_grad:
-            result.register_hook(self.check_written)
+        outputs = [x for x in tree_leaves(result) if isinstance(x, Tensor)]
+        register_multi_grad_hook(outputs, lambda grad: self.check_written(parameters=True), mode="any")
 
-    def check_written(self, grad: Tensor | None = None) -> None:
-        """Raise RuntimeError if a buffer or a parameter was written in place since forward.
+    def check_written(self, *, parameters: bool) -> None:
+        """Raise RuntimeError if a buffer was written in place since forward.
 
         Args:
-            grad: the gradient of the module's output: autograd calls this method with it before backward enters the
-                module. None, after a recomputation, checks only buffers, because an optimizer may have written
-                parameters.
+            parameters: check parameters as well: before backward enters the module, and not after a recomputation, when
+                an optimizer may have written them.
         """
         for path, _, _, tensor, before in self._noted:
-            if times_written(tensor) != before and (grad is not None or not isinstance(tensor, nn.Parameter)):
+            if times_written(tensor) != before and (parameters or not isinstance(tensor, nn.Parameter)):
                 raise _other_values(path)
 
     def check_replaced(self) -> None:
@@ -146,11 +148,15 @@ class _Slot:
     def __init__(self, region: _Region):
         self.region = region
         self.tensor: Tensor | None = None
+        self.times_written = 0
 
 
 @stays_eager
 def _open(slot: _Slot) -> Tensor:
-    return opened(slot, slot.region.run_again)
+    tensor = opened(slot, slot.region.run_again)
+    if times_written(tensor) != slot.times_written:  # which autograd asks of the tensors that it holds itself
+        raise RuntimeError(f"{slot.region.name}: a saved tensor {tuple(tensor.shape)} was written in place afterwards")
+    return tensor
 
 
 def opened(slot: Any, fill: Callable[[], object]) -> Tensor:
@@ -177,7 +183,7 @@ def opened(slot: Any, fill: Callable[[], object]) -> Tensor:
 class _Region:
     """One checkpointed call: the function to run again, its inputs, and the slots that the second run fills."""
 
-    def __init__(self, function, inputs, generators, stop_early):
+    def __init__(self, function, inputs, generators, stop_early, module):
         self.function, self.generators, self.stop_early = function, tuple(generators), stop_early
         self.autocast = autocast_state()
         self.requires_grad = [x.requires_grad for x in inputs]
@@ -186,7 +192,7 @@ class _Region:
         self.digests = [digest_of(state) for state in states]
         self.kept = keep(*inputs, *states)
         self.parameters: ParametersRead | None = None
-        owner = getattr(function, "__self__", function)
+        owner = getattr(function, "__self__", function) if module is None else module
         self.modes = [(module, module.training) for module in owner.modules()] if isinstance(owner, nn.Module) else []
         self.saved: list[tuple] = []  # shape, dtype, parameter and times written of each saved tensor
         self.slots: list[weakref.ref[_Slot]] = []  # weak, so that a slot goes with its node
@@ -200,6 +206,7 @@ class _Region:
     def run_again(self) -> None:
         tensors = self.kept.tensors()
         inputs, states = tensors[: len(self.requires_grad)], tensors[len(self.requires_grad) :]
+        # A checkpoint around this one may have run its ``keep`` again, with the generators in another state.
         if any(digest_of(state) not in (0, digest) for state, digest in zip(states, self.digests)):
             raise other_numbers(self.name)
         starts = [x.detach().requires_grad_(needs) for x, needs in zip(inputs, self.requires_grad)]
@@ -217,7 +224,7 @@ class _Region:
                 raise _other_values(f"{self.name}: a parameter of shape {tuple(parameter.shape)}")
             slot = self.slots[count]()
             if slot is not None:  # else its node is done
-                slot.tensor = tensor.detach()
+                slot.tensor, slot.times_written = tensor.detach(), times_written(tensor)
             count += 1
             if self.stop_early and count == len(self.saved):
                 raise _AllSlotsFilled
@@ -274,7 +281,7 @@ def second_run(autocast: list[dict], save: Callable | None, parameters: Paramete
             stack.enter_context(saved_tensors_hooks(save, _never_read))
         yield
     if parameters:
-        parameters.check_written()
+        parameters.check_written(parameters=False)
 
 
 def _never_read(_: object) -> Tensor:

@@ -49,7 +49,8 @@ class LinearCrossEntropy(nn.Module):
 
     def forward(self, x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
         x = x.to(autocast_dtype(x))  # before it is gathered
-        words = self.vocab_size or weight.shape[0] * self.tp.size
+        rows = weight.shape[0] * self.tp.size
+        words = rows if self.vocab_size is None else check_size("vocab_size", self.vocab_size, largest=rows)
         return _LinearCrossEntropy.apply(x, weight, targets, self.tp, self.chunk, self.ignore_index, words)
 
 

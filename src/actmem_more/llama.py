@@ -114,7 +114,7 @@ class LlamaLayer(nn.Module):
         y = terms("QKV projection input", self.norm1, x, also="norm 1 statistics")
         x = terms("norm 2 input", torch.add, x, self.attention(y, terms))
         y = terms(self.mlp_input, self.norm2, x, also="norm 2 statistics")
-        return terms.result(self, x + self.mlp(y, terms))
+        return terms.check_parameters(self, x + self.mlp(y, terms))
 
 
 class GroupedQueryAttention(ParallelModule):

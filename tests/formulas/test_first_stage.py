@@ -60,37 +60,24 @@ def test_first_stage_is_equation_5_or_6_times_the_interleave_factor(cut):
         assert total(row for row in rows if row.term not in (EMBEDDING_TERM, *HEAD_TERMS)) == printed * factor
 
 
-@given(model_cuts())
-def test_in_flight_is_what_the_schedule_holds(cut):
-    _, parallel, n = cut
-    p, m = parallel.pipeline_parallel_size, parallel.num_model_chunks
-    ranks = schedule_of(parallel, n)
-    validate(ranks, n, m)
-    assert [in_flight(parallel, rank, n) for rank in range(p)] == schedule.peak_in_flight(ranks)
+@given(p=st.integers(1, 6), m=st.integers(1, 4), g=st.integers(1, 14), rounds=st.integers(1, 4), short=st.booleans())
+def test_in_flight_is_what_the_schedule_holds_and_what_cannot_run_is_refused(p, m, g, rounds, short):
+    m, n = m if p > 1 else 1, g * rounds
+    parallel = Parallel(pipeline_parallel_size=p, num_model_chunks=m)
+    if m > 1 and rounds > 1 and g < p - 1:
+        with pytest.raises(ConfigError, match=f"^microbatches_per_round: must be at least {p - 1} on {p} ranks"):
+            schedule.interleaved(p, m, n, g, short)
+        return
+    validate(schedule.interleaved(p, m, n, g, short), n, m)
+    ranks = schedule_of(parallel, n, g)
+    assert [in_flight(parallel, rank, n, g) for rank in range(p)] == schedule.peak_in_flight(ranks)
     # The first rank's embeddings, while it is at its fullest.
     in_first = schedule.held(ranks[0], lambda action: int(action.chunk == 0))
-    assert embeddings_in_flight(parallel, n) == max(in_first)
+    assert embeddings_in_flight(parallel, n, g) == max(in_first)
     assert (max(schedule.held(ranks[0])), max(in_first)) in zip(schedule.held(ranks[0]), in_first)
     # Without a number there are enough microbatches.
     assert in_flight(parallel) == (p if m == 1 else p * m + p - 1) == in_flight(parallel, 0, 2 * p)
     assert embeddings_in_flight(parallel) == (p if m == 1 else 2 * p) == embeddings_in_flight(parallel, 2 * p)
-
-
-@given(p=st.integers(2, 6), m=st.integers(2, 3), n=st.integers(1, 20))
-def test_torchs_rounds(p, m, n):
-    """torch takes rounds of other than p microbatches where p does not divide n."""
-    parallel = Parallel(pipeline_parallel_size=p, num_model_chunks=m)
-    try:
-        g = schedule.torch_microbatches_per_round(p, n)
-    except ConfigError as error:
-        assert str(error) == f"num_microbatches: {n} must be divisible by the number of rounds = {n // p}"
-        return
-    ranks = schedule.interleaved(p, m, n, g)
-    validate(ranks, n, m)
-    assert [in_flight(parallel, rank, n, g) for rank in range(p)] == [max(schedule.held(actions)) for actions in ranks]
-    assert embeddings_in_flight(parallel, n, g) == max(schedule.held(ranks[0], lambda action: int(action.chunk == 0)))
-    if n % p == 0:
-        assert g == p and ranks == schedule.interleaved(p, m, n)
 
 
 def test_bubble_of_the_papers_models():

@@ -40,6 +40,17 @@ def test_dtensors_all_to_all_and_an_all_reduce_of_several_in_place_are_counted()
     assert seen.collectives == [Collective("all-reduce", 20)]
 
 
+def test_a_gpu_with_its_number_is_a_gpu_and_no_other_word_is(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for device in ("cuda", "cuda:1"):
+        with emulated_rank(2, device=device):
+            assert not isinstance(torch.zeros(2), FakeTensor)
+    for device in ("banana", "cuda:", "cuda:first", "meta"):
+        rule = f"^device: must be cpu, cuda or .*, got '{device}'$"
+        with pytest.raises(ConfigError, match=rule), emulated_rank(2, device=device):
+            pass
+
+
 def test_a_second_world_is_refused():
     with emulated_rank(2), pytest.raises(ConfigError, match="already a rank"), emulated_rank(2):
         pass

@@ -10,9 +10,12 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from actmem import recompute
+from actmem.config import TINY
+from actmem.layers.transformer import TransformerLayer
 from actmem.ledger import storages
 from actmem.ledger.ledger_tables import UNSAVED
 from actmem.ledger.recorder import record
+from actmem.recipes import RECOMPUTE_MODES
 from tests.measure.corner_cases import STATE, B, Run, ledger_of, x
 
 
@@ -24,6 +27,13 @@ def test_names_module_op_argument_and_line():
     assert {(t.shape, t.dtype, t.bytes) for t in saved} == {((3, 8), torch.float32, 96)}
     (own,) = ledger_of(model[3], x()).saved
     assert own.line.startswith("test_ledger.py:")
+
+
+@pytest.mark.parametrize("mode", RECOMPUTE_MODES)
+def test_a_layers_tensors_have_lines_of_the_layer_not_of_what_saves_them_for_it(mode):
+    layer = TransformerLayer(TINY, recompute=mode, dtype=torch.float32)
+    files = {t.line.partition(":")[0] for t in ledger_of(layer, torch.ones(8, 2, TINY.hidden_size)).saved}
+    assert "transformer.py" in files and files <= {"transformer.py", "attention.py", "linear.py", "rng.py"}
 
 
 def test_a_part_that_two_modules_share_has_the_name_of_the_one_that_calls_it():

@@ -1,5 +1,7 @@
 """The bill at the peak adds up to the peak, and the peak is the one that others count."""
 
+import gc
+import weakref
 from functools import partial
 
 import pytest
@@ -12,7 +14,9 @@ from actmem.config import ConfigError, ModelShape
 from actmem.layers.gpt import GPT
 from actmem.layers.transformer import TransformerLayer
 from actmem.ledger.emulate import emulated_rank
+from actmem.ledger.modes import nodes_from
 from actmem.ledger.recorder import record
+from actmem.ledger.storages import StorageLifetimes
 from actmem.ledger.whole_step import loss_of, step, watch_step
 from actmem.parallel.groups import tensor_parallel
 from actmem.recipes import RECOMPUTE_MODES
@@ -115,6 +119,9 @@ READERS: dict[str, list] = {
     "the first has gaps": [lambda m, y: y.neg().sum(), lambda m, y: _WithGaps.apply(y).sum()],
     "two of one operation": [lambda m, y: y.neg().sum(), lambda m, y: (y * y).sum()],
     "of another layout": [lambda m, y: y.t().neg().sum(), lambda m, y: y.t().exp().sum()],
+    "none, but C++ adds in forward without autograd": [
+        lambda m, y: torch.no_grad()(nn.functional.poisson_nll_loss)(y, torch.ones_like(y), full=True) + y.sum()
+    ],
     "a node has sums of its own": [lambda m, y: torch.linalg.svd(y, full_matrices=False)[0].sum()],
     # Nodes that write into a tensor of their own, though not under a mode.
     "rows by number": [lambda m, y: y[torch.arange(0, 640, 2)].sin().sum()],
@@ -141,6 +148,28 @@ def test_gradients_of_one_tensor_add_up_where_a_step_without_a_mode_adds_them(ca
     with fake_tensors():
         model, batch = made()
         assert step(model, batch, torch.sum).peak_bytes == most
+
+
+def test_each_node_of_a_graph_comes_once_also_if_it_is_given_twice():
+    node = (torch.ones(1, requires_grad=True) * 2).grad_fn
+    assert len(list(nodes_from([node, None, node]))) == 2  # with the leaf's
+
+
+def test_a_storage_does_not_hold_what_follows_it():
+    weight, lifetimes = torch.ones(2), StorageLifetimes()
+    lifetimes.begin(weight.untyped_storage())
+    gone = weakref.ref(lifetimes)
+    del lifetimes
+    gc.collect()
+    assert gone() is None and weight.numel()
+
+
+def test_a_finished_bill_no_longer_changes():
+    model = nn.Linear(8, 8)
+    bill = step(model, torch.ones(4, 8))
+    before = [list(sizes) for _, sizes in bill.lives]
+    del model
+    assert [sizes for _, sizes in bill.lives] == before
 
 
 def test_a_checkpoints_second_run_is_recomputed_activations():
@@ -174,6 +203,7 @@ def test_what_was_there_counts_before_an_operation_reads_it():
     def reads_late(m, x):
         y = m.linear(x)
         y.register_hook(lambda grad: grad + table[0])
+        torch.zeros(1000, 64)  # here is the peak
         return y.exp()
 
     table, model = torch.ones(1000, 64), Run(reads_late, linear=nn.Linear(64, 64))

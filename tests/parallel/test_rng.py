@@ -1,6 +1,5 @@
 """Dropout: the right share dropped, the mean kept, streams apart, gradients through the same mask."""
 
-import itertools
 from typing import Any
 
 import pytest
@@ -137,22 +136,11 @@ def test_ranks_draw_alike_what_is_replicated_and_no_two_streams_meet():
     assert len(draws) == 3 * 1_100
 
 
-@pytest.mark.parametrize(("ranks", "copies"), [(4096, 1), (64, 64), (1, 4096)])
-def test_no_two_streams_of_4096_ranks_meet_in_the_32_bits_that_a_cpu_uses(ranks, copies):
-    seeds = []
-    for copy, rank in itertools.product(range(copies), range(ranks)):
-        # Of hashes of 4,096 copies under this seed two would meet.
-        streams = DropoutStreams(6, TensorParallel(size=ranks, rank=rank), data_parallel_rank=copy)
-        seeds += [streams.sharded.initial_seed(), *([streams.replicated.initial_seed()] if rank == 0 else [])]
-    assert len({seed % 2**32 for seed in seeds}) == len(seeds) == copies * (ranks + 1)
-
-
-def test_copies_of_a_model_draw_different_masks_and_the_same_weights():
-    one, same, other = (GPT(SHAPE.with_sizes(vocab_size=32), data_parallel_rank=rank) for rank in (0, 0, 1))
-    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
-    for name in ("replicated", "sharded"):
-        first, again, differs = (draw(getattr(part.layers["0"].streams, name)) for part in (one, same, other))
-        assert first == again != differs
+def test_no_two_streams_of_4096_ranks_meet_in_the_32_bits_that_a_cpu_uses():
+    """Of hashes of this seed, the name "dropout" and the rank two would meet."""
+    streams = [DropoutStreams(49, TensorParallel(size=4096, rank=rank)) for rank in range(4096)]
+    seeds = {one.sharded.initial_seed() % 2**32 for one in streams}
+    assert len(seeds | {streams[0].replicated.initial_seed() % 2**32}) == 4096 + 1
 
 
 @pytest.mark.parametrize("seed", [1234, 1234 + 7919])  # the second: once the seed of the first's layer 1

@@ -9,7 +9,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from actmem.config import ConfigError
 from actmem.ledger.recorder import record
-from actmem.main_grad import gradient_of, use_main_gradients
 from actmem.parallel.collectives import all_reduce
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.vocab import VocabParallelCrossEntropy, VocabParallelEmbedding
@@ -76,29 +75,6 @@ def gradient_with_infinity():
 
 def test_an_infinite_gradient_stays_with_its_own_word(pools):
     assert all(pools[2].run(gradient_with_infinity))
-
-
-def sparse_gradients():
-    """The sparse gradients of two microbatches, added up in main_grad and as they are, beside the dense ones."""
-    tp, ids = tensor_parallel(), torch.tensor([[0, 5], [11, 5]])
-    upstream = torch.randn(2, 2, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    dense, sparse, main = (VocabParallelEmbedding(VOCABULARY, 4, tp, seed=1, dtype=torch.float64) for _ in range(3))
-    sparse.sparse = main.sparse = True
-    use_main_gradients(main)
-    for embedding in (dense, sparse, main):
-        for _ in range(2):
-            embedding(ids).backward(upstream)
-    assert dense.weight.grad is not None and sparse.weight.grad is not None and main.weight.grad is None
-    assert sparse.weight.grad.is_sparse
-    expected = dense.weight.grad
-    for summed in (sparse.weight.grad.to_dense(), gradient_of(main.weight)):
-        torch.testing.assert_close(summed, expected, rtol=0, atol=1e-12)
-    return bool(expected.any())
-
-
-@pytest.mark.parametrize("size", [1, 2])
-def test_sparse_gradients_add_up_to_the_dense_ones(pools, size):
-    assert all(pools[size].run(sparse_gradients))
 
 
 @pytest.mark.parametrize("word", [0, VOCABULARY // 2, VOCABULARY - 1])

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from actmem.config import ModelShape
+from actmem.config import ConfigError, ModelShape
 from actmem.layers.gpt import GPT
 from actmem.layers.transformer import TransformerLayer
 from actmem.parallel import weights
@@ -157,14 +156,18 @@ def test_parameters_keep_their_marks_when_they_are_replaced(make, some):
     values = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     module.load_state_dict(values, assign=True)
     assert marks(module) == found
-    # Another module's parameters may be cut in another way.
-    others = {name: nn.Parameter(value) for name, value in values.items()}
-    for parameter in others.values():
-        setattr(parameter, "partial_gradient", False)  # noqa: B010 - torch types no attribute of a Parameter
-    replaced = make()
-    replaced.load_state_dict(others, assign=True)
-    partial = [{name: row for name, row in of.items() if row[2]} for of in (marks(replaced), found)]
-    assert partial[0] == partial[1]
+
+
+def test_modules_that_shard_a_parameter_in_different_ways_cannot_share_it():
+    one, same = (ColumnParallelLinear(6, 6, SEQUENCE) for _ in range(2))
+    other: Any = RowParallelLinear(6, 6, SEQUENCE)
+    same.weight = one.weight
+    other_weight = other.weight
+    for name in ("weight", "bias"):
+        with pytest.raises(ConfigError, match=f"^{name}: is another module's, with marks {{'partition_dim': 0}}"):
+            setattr(other, name, getattr(one, name))
+    assert same.weight is one.weight and other.weight is other_weight
+    assert marks(one) == marks(ColumnParallelLinear(6, 6, SEQUENCE))
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])

@@ -60,7 +60,7 @@ def test_the_papers_plan_fits_is_near_the_fastest_and_needs_no_full_recomputatio
     model = PAPER_MODELS[name]
     # What the paper had: its three modes, and no optimizer states divided among data-parallel ranks.
     gpt = PlannedGPT(name, model.shape).with_modes(["none", "selective", "full"])
-    found, fastest = searched(gpt, a100(model.num_devices), model.global_batch_size, {"zero_stage": 0})
+    found, fastest = searched(gpt, a100(model.parallel.num_devices), model.global_batch_size, {"zero_stage": 0})
     own = [plan for plan in found.plans if is_the_papers(plan, model) and plan.layout.sequence_parallel]
     assert len(own) == 1 and own[0].recompute in ("none", "selective")
     assert own[0].seconds.total <= (1 + MODEL_ERROR) * fastest.seconds.total
@@ -327,7 +327,7 @@ def test_the_papers_own_times_are_as_near_as_plans_that_are_called_equal():
             "num_model_chunks": paper.parallel.num_model_chunks,
             "micro_batch_size": paper.shape.micro_batch_size,
         }
-        cluster = Cluster(paper.num_devices, 2**20 * GIBIBYTE, device=DEVICES["a100"])
+        cluster = Cluster(paper.parallel.num_devices, 2**20 * GIBIBYTE, device=DEVICES["a100"])
         for mode, seconds in (("selective", printed.seconds), ("full", printed.full_recompute_seconds)):
             model = planned_model_of(name).with_modes([mode])
             fixed = {**sizes, "sequence_parallel": mode == "selective"}

@@ -111,7 +111,7 @@ def test_plans_of_every_axis(case):
 @pytest.mark.parametrize("name", ["22B", at_night("1T")])
 def test_a_plan_of_a_large_model_as_the_search_finds_it(name):
     model, paper = planned_model_of(name), PAPER_MODELS[name]
-    cluster = Cluster(paper.num_devices, 80 * GIBIBYTE)
+    cluster = Cluster(paper.parallel.num_devices, 80 * GIBIBYTE)
     found = Request(model, cluster, paper.global_batch_size, {"num_model_chunks": 1}, everything=True).search(30)
     chosen = max(found.plans, key=lambda each: each.layout.pipeline_parallel_size)
     comparison = verify_plan(model, chosen)
@@ -139,7 +139,7 @@ def test_chunks_are_the_models_layers_once(p):
 @pytest.mark.parametrize("name", PAPER_MODELS)
 def test_the_peak_of_the_papers_models_as_the_search_plans_them(name):
     model, paper = planned_model_of(name), PAPER_MODELS[name]
-    cluster = Cluster(paper.num_devices, 80 * GIBIBYTE)
+    cluster = Cluster(paper.parallel.num_devices, 80 * GIBIBYTE)
     (first,) = Request(model, cluster, paper.global_batch_size, {"zero_stage": 0}, everything=True).search().plans
     peak = count_peak(model, first)
     assert peak.measured > 10**8 and not peak.difference, peak

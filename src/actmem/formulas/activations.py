@@ -38,8 +38,7 @@ def layer_rows(
         recomputed.
     Source: 2205.05198 sections 4.1, 4.2 and 5.
     """
-    check_layer(shape, parallel)
-    check_choice("element_size", element_size, ELEMENT_BYTES)
+    check_layer(shape, parallel, element_size)
     a, b, h, s = shape.letters()
     e = element_size
     t = parallel.tensor_parallel_size
@@ -97,7 +96,7 @@ def eq2(shape: ModelShape, tensor_parallel_size: int, element_size: int = 2) -> 
 
     Source: 2205.05198 eq. 2.
     """
-    check_layer(shape, Parallel(tensor_parallel_size))
+    check_layer(shape, Parallel(tensor_parallel_size), element_size)
     a, b, h, s = shape.letters()
     e, t = element_size, tensor_parallel_size
     return (4 * e + 2) * s * b * h + (12 * e * s * b * h + (2 * e + 1) * a * s * s * b) // t
@@ -113,7 +112,7 @@ def eq4(shape: ModelShape, tensor_parallel_size: int, element_size: int = 2) -> 
 
     Source: 2205.05198 eq. 4.
     """
-    check_layer(shape, Parallel(tensor_parallel_size, sequence_parallel=True))
+    check_layer(shape, Parallel(tensor_parallel_size, sequence_parallel=True), element_size)
     return eq1(shape, element_size) // tensor_parallel_size
 
 
@@ -132,7 +131,7 @@ def layer_bytes(
             such as "offload".
         element_size: bytes of an activation element: 2, 4 or 8.
     """
-    check_layer(shape, parallel)
+    check_layer(shape, parallel, element_size)
     region = Recompute.of(recompute).region
     a, b, h, s = shape.letters()
     e, t = element_size, parallel.tensor_parallel_size
@@ -156,7 +155,7 @@ def gathered_input_bytes(shape: ModelShape, tensor_parallel_size: int, element_s
         tensor_parallel_size: t.
         element_size: e, bytes of an activation element.
     """
-    check_layer(shape, Parallel(tensor_parallel_size, sequence_parallel=True))
+    check_layer(shape, Parallel(tensor_parallel_size, sequence_parallel=True), element_size)
     _, b, h, s = shape.letters()
     e, t = element_size, tensor_parallel_size
     return 2 * e * (s * b * h - s * b * h // t)
@@ -184,6 +183,23 @@ MASK_REASON = "s×s, one for all heads and samples: the second run needs it agai
 RNG_REASON = "the random-number state that lets the second run draw the same dropout"
 
 
+def statistics_row(term: str, shape: ModelShape, parallel: Parallel, element_size: int, device_type: str) -> Row:
+    """Return the row of what one layer norm saves besides its input: two numbers a token.
+
+    Args:
+        term: the row's name.
+        shape: the sizes of the layer.
+        parallel: how the ranks share it; t and ``sequence_parallel`` are read.
+        element_size: bytes of an activation element, and on a CPU of each number.
+        device_type: "cpu" or "cuda". On CUDA the numbers have at least 4 bytes.
+
+    Raises: ConfigError on another device type than "cpu" and "cuda".
+    """
+    check_choice("device_type", device_type, RNG_STATE_BYTES)
+    size, cut = max(element_size, 4) if device_type == "cuda" else element_size, parallel.sequence_parts
+    return Row(term, 2 * shape.seq_length * shape.micro_batch_size * size // cut, cut, "layer norm", STATISTICS_REASON)
+
+
 def layer_extra_rows(
     shape: ModelShape,
     parallel: Parallel = Parallel(),
@@ -208,19 +224,12 @@ def layer_extra_rows(
         has two dropout generators. A dropout mask recomputed on its own needs no state: its recipe holds the seed.
     Raises: ConfigError if t ranks can't share the layer, and on another device type.
     """
-    check_layer(shape, parallel)
-    check_choice("device_type", device_type, RNG_STATE_BYTES)
-    region = Recompute.of(recompute).region
-    _, b, _, s = shape.letters()
-    cut = parallel.sequence_parts
+    check_layer(shape, parallel, element_size)
+    region, s = Recompute.of(recompute).region, shape.seq_length
+    rows = [statistics_row(term, shape, parallel, element_size, device_type) for term in PAPER_LAYER.statistics]
     rng = RNG_STATE_BYTES[device_type]
     if region == "layer":
         return [Row("random-number state", 2 * rng, 1, "checkpoint of the layer", RNG_REASON)]
-    statistic = max(element_size, 4) if device_type == "cuda" else element_size
-    rows = [
-        Row("layer-norm 1 statistics", 2 * s * b * statistic // cut, cut, "layer norm", STATISTICS_REASON),
-        Row("layer-norm 2 statistics", 2 * s * b * statistic // cut, cut, "layer norm", STATISTICS_REASON),
-    ]
     dropped = PAPER_LAYER.dropped(recompute)
     rows = [row for row in rows if row.term not in dropped]
     if "softmax output" in dropped:

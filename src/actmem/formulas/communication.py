@@ -108,7 +108,7 @@ def layer_collectives(
     Raises: ConfigError if t ranks can't share the layer.
     Source: 2205.05198 section 4.2.
     """
-    check_layer(shape, parallel)
+    check_layer(shape, parallel, element_size)
     t, size = parallel.tensor_parallel_size, activation_bytes(shape, element_size)
     if t == 1:
         return []

@@ -19,7 +19,7 @@ from actmem.config import (
     check_sizes,
     check_vocab_size,
 )
-from actmem.formulas.activations import STATISTICS_REASON, eq4, layer_bytes, layer_extra_rows, layer_rows
+from actmem.formulas.activations import eq4, layer_bytes, layer_extra_rows, layer_rows, statistics_row
 from actmem.formulas.schedule import round_size
 from actmem.recipes import Recompute
 from actmem.rows import Row, paper_rows, total
@@ -110,7 +110,7 @@ def in_flight(
     check_size("pipeline_rank", pipeline_rank, p - 1, least=0)
     if num_microbatches is not None:
         check_size("num_microbatches", num_microbatches)
-    g = round_size(p, num_microbatches if m > 1 else None, microbatches_per_round)
+    g = round_size(p, m, num_microbatches if m > 1 else None, microbatches_per_round)
     most = p - pipeline_rank if m == 1 else (m - 1) * g + 2 * (p - 1 - pipeline_rank) + 1
     return most if num_microbatches is None else min(most, num_microbatches * m)
 
@@ -121,16 +121,20 @@ def embeddings_in_flight(
     """Return for how many microbatches rank 0 holds the embedding's activations at its peak.
 
     1F1B: min(p, n), the p of section 4.3. Interleaved: min(2g, n), because a second round of forwards enters the first
-    chunk, which has the embedding, before any backward reaches that chunk.
+    chunk, which has the embedding, before any backward reaches that chunk. For g = p − 1 the third round's first
+    forward enters too: 2p − 1. With two chunks and g >= 2p backwards reach the chunk before the second round has
+    entered: g + 2p − 1.
 
     Args:
         parallel: how the ranks share the model; only p and m are read.
         num_microbatches: n, microbatches of one step; None: enough to fill the pipeline.
         microbatches_per_round: g, how many go through one chunk before the rank turns to its next chunk. None: p.
     """
-    if parallel.num_model_chunks == 1:
+    p, m = parallel.pipeline_parallel_size, parallel.num_model_chunks
+    if m == 1:
         return in_flight(parallel, 0, num_microbatches)
-    most = 2 * round_size(parallel.pipeline_parallel_size, num_microbatches, microbatches_per_round)
+    g = round_size(p, m, num_microbatches, microbatches_per_round)
+    most = max(2 * p - 1, 2 * g if m > 2 else min(2 * g, g + 2 * p - 1))
     return most if num_microbatches is None else min(most, num_microbatches)
 
 
@@ -167,9 +171,9 @@ def bubble_fraction(parallel: Parallel, num_microbatches: int) -> Fraction:
     return Fraction(parallel.pipeline_parallel_size - 1, n * parallel.num_model_chunks)
 
 
-def check_stage(shape: ModelShape, parallel: Parallel, pipeline_rank: int = 0) -> None:
+def check_stage(shape: ModelShape, parallel: Parallel, pipeline_rank: int = 0, element_size: int = 2) -> None:
     """Raise ConfigError if t ranks can't share a layer or the vocabulary, or if pipeline_rank isn't from 0 to p − 1."""
-    check_layer(shape, parallel)
+    check_layer(shape, parallel, element_size)
     check_vocab_size(shape.vocab_size, parallel.tensor_parallel_size)
     check_size("pipeline_rank", pipeline_rank, parallel.pipeline_parallel_size - 1, least=0)
 
@@ -236,7 +240,7 @@ def embedding_rows(shape: ModelShape, parallel: Parallel, num_microbatches: int 
     """
     check_stage(shape, parallel)
     _, b, h, s = shape.letters()
-    n, cut = num_microbatches, parallel.sequence_parts
+    n, cut = check_size("num_microbatches", num_microbatches), parallel.sequence_parts
     return [
         Row(EMBEDDING_TERM, n * s * b * h // cut, cut, f"§4.3, {n} microbatches"),
         Row("token ids", n * 4 * s * b, 1, "embedding", IDS_REASON),
@@ -254,16 +258,15 @@ def output_rows(shape: ModelShape, parallel: Parallel, element_size: int = 2, de
 
     Source: 2205.05198 section 4.3.
     """
-    check_stage(shape, parallel)
+    check_stage(shape, parallel, element_size=element_size)
     _, b, h, s = shape.letters()
     v, e, t, cut = shape.vocab_size, element_size, parallel.tensor_parallel_size, parallel.sequence_parts
     norm_input, output_input, logits = HEAD_TERMS
-    statistic = max(e, 4) if device_type == "cuda" else e
     return [
         Row(norm_input, e * s * b * h // cut, cut, "§4.3, layer norm"),
         Row(output_input, e * s * b * h // cut, cut, "§4.3, output layer"),
         Row(logits, max(e, 4) * s * b * v // t, t, "§4.3, cross entropy"),
-        Row("final layer-norm statistics", 2 * s * b * statistic // cut, cut, "layer norm", STATISTICS_REASON),
+        statistics_row("final layer-norm statistics", shape, parallel, e, device_type),
         Row("target ids", 4 * s * b, 1, "cross entropy", IDS_REASON),
     ]
 
@@ -288,16 +291,15 @@ def stage_output_rows(
         in flight in each chunk. The last chunk of the model adds none: its output isn't sent.
     Source: 2205.05198 appendix B, which prints 2sbhr without the division by t.
     """
-    check_layer(shape, parallel)
+    check_layer(shape, parallel, element_size)
     count = in_flight(parallel, pipeline_rank, num_microbatches)
     if pipeline_rank == parallel.pipeline_parallel_size - 1:
         count -= 1  # the one microbatch in the last chunk
     _, b, h, s = shape.letters()
     cut = parallel.sequence_parts
     size = count * element_size * s * b * h // cut
-    return (
-        [Row("outputs held by the runtime", size, cut, f"appendix B, {count} outputs", OUTPUT_REASON)] if count else []
-    )
+    row = Row("outputs held by the runtime", size, cut, f"appendix B, {count} outputs", OUTPUT_REASON)
+    return [row] if count else []
 
 
 def capacity(

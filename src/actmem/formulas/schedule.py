@@ -85,14 +85,16 @@ def interleaved(
             takes as long if sends take no time.
 
     Returns: for each rank the list of its Actions, in the order in which it runs them.
-    Raises: ConfigError if g does not divide num_microbatches.
+    Raises: ConfigError if g does not divide num_microbatches; and with several chunks if g is less than p − 1, unless
+        it is num_microbatches. With such a g the ranks wait for each other forever, except for a few sizes with 2
+        microbatches or a short warm-up, which are refused too.
     Source: 2205.05198 section 4.2.3, and 2104.04473 for the order.
     """
     p, m, n = pipeline_parallel_size, num_model_chunks, num_microbatches
-    Parallel(pipeline_parallel_size=p, num_model_chunks=m)
+    Parallel(pipeline_parallel_size=p, num_model_chunks=m)  # raises if the two don't fit
     check_size("num_microbatches", n)
     check_schedule_length(p * m * n)
-    g = round_size(p, n, microbatches_per_round)
+    g = round_size(p, m, n, microbatches_per_round)
     order = [(chunk, start + i) for start in range(0, n, g) for chunk in range(m) for i in range(g)]
     ranks = []
     for rank in range(p):
@@ -102,22 +104,25 @@ def interleaved(
     return ranks
 
 
-def round_size(pipeline_parallel_size: int, num_microbatches: int | None, microbatches_per_round: int | None) -> int:
+def round_size(p: int, num_model_chunks: int, num_microbatches: int | None, microbatches_per_round: int | None) -> int:
     """Return g, the number of microbatches that go through one chunk before the next.
 
     Args:
-        pipeline_parallel_size: p.
+        p: ranks of the pipeline.
+        num_model_chunks: m, model chunks on each rank.
         num_microbatches: n, microbatches of one step; None: it is not checked that g divides n.
         microbatches_per_round: g; None: g is p.
 
-    Raises: ConfigError if g doesn't divide n.
+    Raises: ConfigError if g doesn't divide n; and with several chunks if g is less than p − 1, unless it is n.
     """
     name, g = "microbatches_per_round", microbatches_per_round
     if g is None:
-        name, g = "pipeline_parallel_size", pipeline_parallel_size
+        name, g = "pipeline_parallel_size", p
     check_size(name, g)
     if num_microbatches is not None:
         check_divides("num_microbatches", num_microbatches, name, g)
+    if num_model_chunks > 1 and g < p - 1 and g != num_microbatches:
+        raise ConfigError(name, f"must be at least {p - 1} on {p} ranks or all microbatches, got {g}: deadlock")
     return g
 
 
@@ -145,9 +150,8 @@ def check_schedule_length(passes: int) -> None:
         passes: the schedule's forward passes, on all ranks together.
     """
     if passes > LARGEST_SCHEDULE:
-        raise ConfigError(
-            "num_microbatches", f"the schedule would list {passes:,} forward passes, at most {LARGEST_SCHEDULE:,}"
-        )
+        rule = f"the schedule would list {passes:,} forward passes, at most {LARGEST_SCHEDULE:,}"
+        raise ConfigError("num_microbatches", rule)
 
 
 def _in_turn(forwards: list[Action], backwards: list[Action], warmup: int) -> list[Action]:

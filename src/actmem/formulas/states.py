@@ -47,12 +47,7 @@ _GRADIENTS = State("gradients", 2, "16-bit, as backward makes them")
 #: distributed optimizer); 16 is the count of 1910.02054, which leaves that copy out.
 ADAM = {
     "float32 gradients": (_WEIGHTS, State("gradients", 4, "microbatches are added up in float32"), *_MASTER),
-    "16-bit gradients": (
-        _WEIGHTS,
-        _GRADIENTS,
-        State("float32 gradients", 4, "a copy for the optimizer's step"),
-        *_MASTER,
-    ),
+    "16-bit gradients": (_WEIGHTS, _GRADIENTS, State("float32 gradients", 4, "a copy for the step"), *_MASTER),
     "16-bit gradients, no copy": (_WEIGHTS, _GRADIENTS, *_MASTER),
 }
 

@@ -122,8 +122,11 @@ class SelfAttention(nn.Module):
             context = checkpoint(self.core, q, k, v, mask, generators=generators, stop_early=self.recompute.stop_early)
         else:
             context = self.core(q, k, v, mask, terms)
-        b = x.shape[1]
-        side_by_side = lambda c: c.transpose(0, 1).reshape(c.shape[1], b, -1).contiguous()  # noqa: E731
+        b = x.shape[1]  # not x itself: a recipe lives until backward, and with it what it closes over
+
+        def side_by_side(c: Tensor) -> Tensor:
+            return c.transpose(0, 1).reshape(c.shape[1], b, -1).contiguous()
+
         context = terms("attention projection input", side_by_side, context)
         return terms("attention output", self.projection, context)
 

@@ -69,8 +69,6 @@ class GPT(ModelPart):
         seed: seed of weights and dropout. Give all ranks the same seed: then the initial weights are the same for every
             t, every pipeline and every dtype (see ``parallel.weights``). Nothing is drawn from torch's default
             generator.
-        data_parallel_rank: which copy of the model this is, from 0. Copies have equal weights and draw different
-            dropouts.
         vocab_size: words of the vocabulary, if ``shape.vocab_size`` is padded so that t divides it; the padding has no
             part in the loss. None: nothing is padded.
         factory: dtype and device of the weights.
@@ -96,7 +94,6 @@ class GPT(ModelPart):
         stores: Mapping[str, Store] | None = None,
         p: float = 0.1,
         seed: int = 1234,
-        data_parallel_rank: int = 0,
         vocab_size: int | None = None,
         **factory,
     ):
@@ -107,7 +104,7 @@ class GPT(ModelPart):
         self.shape, self.tp = shape, tp
         device = factory.get("device") or "cpu"
         # A different seed for each part, or two stages would draw the same masks.
-        streams = DropoutStreams(child_seed(seed, layers[0]), tp, device, data_parallel_rank=data_parallel_rank)
+        streams = DropoutStreams(child_seed(seed, layers[0]), tp, device)
         if self.is_first or self.is_last:
             self.words = VocabParallelEmbedding(
                 shape.vocab_size, shape.hidden_size, tp, seed=child_seed(seed, "words"), **factory

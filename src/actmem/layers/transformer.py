@@ -159,7 +159,7 @@ class TransformerLayer(nn.Module):
             # Before the MLP, so that recomputation can stop before its last matmul: backward reads the mask, not that.
             drop = self.mlp_dropout(x, terms, "MLP dropout mask")
             y = terms("h→4h input", self.norm2, x, also="layer-norm 2 statistics")
-            return terms.result(self, x + drop.drop(self.mlp(y, terms)))
+            return terms.check_parameters(self, x + drop.drop(self.mlp(y, terms)))
 
 
 def check_tokens(x: Tensor, parts: int, seq_length: int, *, whole: bool = False) -> int:

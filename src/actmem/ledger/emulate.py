@@ -6,6 +6,7 @@ but no memory, so a laptop can run a layer of the 1T model.  On a GPU they are r
 single device.  To measure times on a CPU, ask for real tensors.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -13,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from actmem.config import ConfigError, check_size
+from actmem.config import ConfigError, check_size, shown
 from actmem.ledger.storages import replaced
 from actmem.parallel import collectives
 from actmem.torch_private import fake_store, fake_tensors
@@ -26,20 +27,23 @@ def emulated_rank(world_size: int, rank: int = 0, device: str = "cpu", *, real_t
     Args:
         world_size: the number of ranks.
         rank: this process's number among them, from 0.
-        device: with ``"cpu"``, and with ``"cuda"`` on a machine without a GPU, every tensor that the block creates is
-            fake: it has a shape and a storage with a size, but no memory.
+        device: "cpu", "cuda", or a GPU with its number, such as "cuda:0". On a CPU, or without a GPU, every
+            tensor that the block creates is fake: it has a shape and a storage with a size, but no memory.
         real_tensors: True makes real tensors on a CPU too.
 
-    Raises: ConfigError if ``rank`` is not from 0 to ``world_size`` − 1, or if a process group already exists.
+    Raises: ConfigError if ``rank`` is not from 0 to ``world_size`` − 1, if ``device`` is none of these, or if a process
+        group already exists.
     """
     check_size("world_size", world_size)
     check_size("rank", rank, world_size - 1, least=0)
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", str(device)):
+        raise ConfigError("device", f"must be cpu, cuda or a GPU with its number, as cuda:0, got {shown(device)}")
     if dist.is_initialized():
         raise ConfigError("emulate", "this process is already a rank of a real process group")
     dist.init_process_group("fake", store=fake_store(), rank=rank, world_size=world_size)
     try:
         with ExitStack() as stack:
-            if real_tensors or device == "cuda" and torch.cuda.is_available():
+            if real_tensors or str(device) != "cpu" and torch.cuda.is_available():
                 stack.enter_context(_written_results())
             else:
                 stack.enter_context(fake_tensors())

@@ -29,8 +29,6 @@ from actmem.torch_private import (
 )
 
 _ATEN = torch.ops.aten
-#: The operators that add up gradients, each with the number of the argument that could become the gradient itself.
-_SUMS = (_ATEN.add.Tensor, 0), (_ATEN.add_.Tensor, 1)
 #: By operation, what some nodes run in its place without a mode, and these nodes (without "Backward0"). It writes into
 #: the first argument, a tensor that the node has made.
 _WRITTEN: dict[Any, tuple[Any, tuple[str, ...]]] = {
@@ -41,6 +39,9 @@ _WRITTEN: dict[Any, tuple[Any, tuple[str, ...]]] = {
     _ATEN.mul.Tensor: (_ATEN.mul_.Tensor, ("BinaryCrossEntropyWithLogits",)),
     _ATEN.sub.Tensor: (_ATEN.sub_.Tensor, ("BinaryCrossEntropyWithLogits",)),
 }
+#: The operators that add up gradients: two of one tensor, and a weight's new one into its ``.grad``. With each, the
+#: number of the argument that could become the gradient itself.
+_SUMS = {_ATEN.add.Tensor: 0, _ATEN.add_.Tensor: 1}
 
 
 class StepMode(DispatchMode):
@@ -99,11 +100,13 @@ class StepMode(DispatchMode):
         """
         written, nodes = _WRITTEN.get(func, (func, ()))
         if nodes and not torch.is_grad_enabled() and node_running().partition("Backward")[0] in nodes:
-            is_own = _holders(args[0])[1:] == _holders_where_free()[0][1:]  # in a variable of the node, or in several
+            # The node may hold it in several variables.
+            is_own = _holders(args[0])[1:] == _holders_where_free()[_ATEN.add.Tensor][1:]
             return written if is_own and not is_traceable_wrapper_subclass(args[0]) else func
         if func is not _ATEN.add.Tensor or torch.is_grad_enabled():
             return func
-        is_sum = place_of_node_running() == self._ended.get(get_ident(), -1)
+        # Outside backward the place is -1, which is that of no node.
+        is_sum = place_of_node_running() == self._ended.get(get_ident())
         if not is_sum or not _is_free(args) or not _is_dense(args[0]) or storage_of(args[0]) in self.held:
             return func
         return _ATEN.add_.Tensor
@@ -129,7 +132,7 @@ def nodes_from(begins: Iterable[Any]) -> Iterator[Any]:
     Args:
         begins: autograd nodes, such as the ``grad_fn`` of outputs; a None among them is skipped.
     """
-    nodes = list(begins)
+    nodes = list(dict.fromkeys(begins))
     seen = set(nodes)
     while nodes:
         node = nodes.pop()
@@ -149,17 +152,18 @@ def stays_as_gradient(args: tuple) -> bool:
     Args:
         args: the two arguments of this addition: the weight's ``.grad`` and the new gradient.
     """
-    holders, weight = _holders(args[1]), args[0]
+    weight, (in_cpp, _, in_python) = args[0], _holders(args[1])
+    free_in_cpp, _, free_in_python = _holders_where_free()[_ATEN.add_.Tensor]
     kept_layout = weight.stride() if _is_dense(weight) else torch.empty(weight.shape, device="meta").stride()
     dims = zip(weight.shape, args[1].stride(), kept_layout)
-    return holders[::2] == _holders_where_free()[1][::2] and all(size == 1 or a == b for size, a, b in dims)
+    is_free = in_cpp == free_in_cpp and in_python == free_in_python
+    return is_free and all(size == 1 or a == b for size, a, b in dims)
 
 
 def _is_free(args: tuple) -> bool:
     """Return whether both arguments of a sum are plain tensors and nothing but the sum itself holds the first."""
-    plain = all(isinstance(arg, Tensor) and arg.layout is torch.strided for arg in args)
-    plain = plain and not any(map(is_traceable_wrapper_subclass, args))
-    return plain and _holders(args[0]) == _holders_where_free()[0]
+    plain = (isinstance(x, Tensor) and x.layout is torch.strided and not is_traceable_wrapper_subclass(x) for x in args)
+    return all(plain) and _holders(args[0]) == _holders_where_free()[_ATEN.add.Tensor]
 
 
 def _holders(tensor: Tensor) -> tuple[int, int, int]:
@@ -168,21 +172,20 @@ def _holders(tensor: Tensor) -> tuple[int, int, int]:
 
 
 @cache
-def _holders_where_free() -> tuple[tuple[int, int, int], ...]:
+def _holders_where_free() -> dict[Any, tuple[int, int, int]]:
     """Return the counts of ``_holders`` that a dispatch mode sees for a tensor that nothing else holds.
 
     They are counted once, for tensors of which it is known that nothing else holds them.
 
-    Returns: the counts for the first of two gradients that were just made for one tensor, and for a gradient that is
-        added to a weight's.
+    Returns: by operator of ``_SUMS`` the counts for the first of two gradients that were just made for one tensor, and
+        for a gradient that is added to a weight's.
     """
     holders: dict[Any, tuple[int, int, int]] = {}
 
     class Sees(DispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            for operation, place in _SUMS:
-                if func is operation:
-                    holders[operation] = _holders(args[place])
+            if func in _SUMS:
+                holders[func] = _holders(args[_SUMS[func]])
             return func(*args, **(kwargs or {}))
 
     with no_dispatch_modes(), torch.enable_grad():
@@ -192,7 +195,7 @@ def _holders_where_free() -> tuple[tuple[int, int, int], ...]:
         twice = (x * 3, x * 4)
         with Sees():
             torch.autograd.backward(twice, (torch.ones(2), torch.ones(2)))
-    return tuple(holders[operation] for operation, _ in _SUMS)
+    return holders
 
 
 def _is_dense(tensor: Tensor) -> bool:

@@ -8,7 +8,7 @@ import gc
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from math import prod
@@ -39,12 +39,13 @@ _COPIES = {
     "_to_copy", "clone", "copy_", "contiguous", "chunk_cat", "_chunk_cat", "split_with_sizes_copy",
     "all_gather_copy_in", "cat", "_foreach_copy_", "wait_tensor", "detach_copy",
 }  # fmt: skip
-#: Operations that multiply matrices, and attention's fused ones.
-_MATMULS = ("mm", "bmm", "addmm", "baddbmm", "_grouped_mm")
+#: Operations that multiply matrices, each with the place of the left matrix among its arguments.
+_MATMULS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "_grouped_mm": 0}
 #: What a GELU computes on the way.
 _BENT = ("tanh", "erf")
 #: Operations that select some of a tensor's rows or matrices.
 _PICKS = ("index", "index_select", "gather")
+#: How the names of attention's fused operations begin.
 _FUSED_ATTENTION = "_scaled_dot_product_"
 #: The widest head of a fused attention kernel.
 WIDEST_HEAD = 256
@@ -215,7 +216,7 @@ class ProvenanceTracker(QuietDispatchMode):
                 origin.one_plus = inputs[0].operation
             elif origin.operation in _PICKS and inputs and not inputs[0].made and args[0].dim() > 2:
                 origin.picked_from = weakref.ref(other_sources[0])
-            origin.scores = self._scores(origin.operation, result.numel(), other_sources, args)
+            self._trace_scores(origin, result.numel(), other_sources, args)
             self._add(storage, result, origin)
         elif origin.made and (origin.constant or origin.of_weights or origin.copied_from):  # until now
             alone = of_weights or all(each.constant for each in inputs)
@@ -228,43 +229,40 @@ class ProvenanceTracker(QuietDispatchMode):
         if not origin.made and "out" in kwargs:  # FSDP gathers into the buffers of the step before
             self._trace_copy(origin, func, [source for source in storages_in(args) if source is not storage])
 
-    def _scores(self, operation: str, size: int, sources: list[torch.UntypedStorage], args: tuple) -> Scores | None:
-        """Return the Scores that an operation's result belongs to; None if it belongs to none.
-
-        It also notes in the Provenance of each source whether that is a mask or an operand of scores.
+    def _trace_scores(self, origin: Provenance, size: int, sources: list[torch.UntypedStorage], args: tuple) -> None:
+        """Note which Scores an operation's result belongs to, and which of its operands are multiplied, or mask scores.
 
         Args:
-            operation: the operation's name, such as "bmm".
+            origin: the Provenance of the result.
             size: elements of the result.
             sources: the storages that the operation reads.
             args: the operation's positional arguments.
         """
-        provenance = [self.origins[source] for source in sources]
-        scored = [each.scores for each in provenance if each.scores is not None]
+        operands, operation = [self.origins[source] for source in sources], origin.operation
+        scored = [each.scores for each in operands if each.scores is not None]
         if operation in _MATMULS:
             scores = next((scores for scores in scored if scores.normalized), None) or Scores()
             scores.attended = scores.normalized
-            for each in provenance:
+            for each in operands:
                 each.multiplied = scores
-            width = args[operation.count("add")].shape[-1]  # that of a head, if these are scores
-            if scores.attended or width > WIDEST_HEAD or any(each.of_weights for each in provenance):
-                return None
-            return scores
-        if operation.startswith(_FUSED_ATTENTION):
+            width = args[_MATMULS[operation]].shape[-1]  # that of a head, if these are scores
+            if not (scores.attended or width > WIDEST_HEAD or any(each.of_weights for each in operands)):
+                origin.scores = scores
+        elif operation.startswith(_FUSED_ATTENTION):
             multiplied = storages_in(args[:3])
-            for source, each in zip(sources, provenance):
-                name = "multiplied" if any(source is q for q in multiplied) else "masks"
-                setattr(each, name, Scores(attended=True))
-            return None
-        if scored and operation.startswith(("masked_fill", "where")):
-            for each in provenance:
-                if each.scores is None:
-                    each.masks = scored[0]
-        same_size = (each.scores for each in provenance if each.scores is not None and prod(each.shape) == size)
-        own_scores = next(same_size, None)
-        if own_scores is not None and "softmax" in operation:
-            own_scores.normalized = True
-        return own_scores
+            for source, each in zip(sources, operands):
+                if any(source is q for q in multiplied):
+                    each.multiplied = Scores(attended=True)
+                else:
+                    each.masks = Scores(attended=True)
+        else:
+            if scored and operation.startswith(("masked_fill", "where")):
+                for each in operands:
+                    each.masks = scored[0] if each.scores is None else each.masks
+            same_size = (each.scores for each in operands if each.scores is not None and prod(each.shape) == size)
+            origin.scores = next(same_size, None)
+            if origin.scores is not None and "softmax" in operation:
+                origin.scores.normalized = True
 
     def _trace_copy(self, origin: Provenance, func: Any, sources: list[torch.UntypedStorage]) -> None:
         gathers = kind_of(func) in ("all-gather", "broadcast")
@@ -297,17 +295,13 @@ class ProvenanceTracker(QuietDispatchMode):
             @contextmanager
             def disabled(message):
                 top = top_saved_tensors_hooks()
-                if top is None or top[0] is not pack:
-                    with disable(message):
-                        yield
-                    return
-                off.append(message)
-                hooks.__exit__()
-                try:
-                    with disable(message):  # that of a record around this one takes off its own
-                        yield
-                finally:
-                    hooks.__enter__()
+                with ExitStack() as stack:
+                    if top is not None and top[0] is pack:
+                        off.append(message)
+                        hooks.__exit__()
+                        stack.callback(hooks.__enter__)
+                    stack.enter_context(disable(message))  # that of a record around this one takes off its own
+                    yield
 
             return disabled
 

@@ -105,8 +105,8 @@ class Ledger:
             first = next(iter(views.values()))
             kind, made_by = provenance.kind_of(storage, first.dtype, first.op), provenance.made_by(storage)
             (self.weights if kind in _WEIGHTS else self.saved).extend(
-                replace(row, kind=kind, made_by=made_by, term=provenance.term(storage, offset), **share)
-                for row, offset, share in _shares(views, storage.nbytes())
+                replace(row, kind=kind, made_by=made_by, term=provenance.term(storage, offset))
+                for row, offset in _shares(views, storage.nbytes())
             )
         for storage, origin, held_by in _unsaved(provenance, variables):
             kind = provenance.kind_of_unsaved(storage, origin)
@@ -164,7 +164,7 @@ def _locals_above() -> Iterator[object]:
         frame = frame.f_back  # type: ignore[assignment]
 
 
-def _shares(views: dict[tuple, SavedTensor], left: int) -> Iterator[tuple[SavedTensor, int, dict[str, Any]]]:
+def _shares(views: dict[tuple, SavedTensor], left: int) -> Iterator[tuple[SavedTensor, int]]:
     """Divide the bytes of one storage among the views of it that were saved.
 
     Each view gets the bytes of its elements, as far as the storage reaches. Bytes that no view covers are kept alive
@@ -174,17 +174,17 @@ def _shares(views: dict[tuple, SavedTensor], left: int) -> Iterator[tuple[SavedT
         views: the saved views, by keys from ``view_of``.
         left: the storage's bytes.
 
-    Yields: for each row its SavedTensor, its offset in the storage, and the fields to replace.
+    Yields: each row, with its part of the bytes, and its offset in the storage.
     """
     for (offset, *_), row in views.items():
         share = min(left, row.bytes)
         left -= share
         if share:
-            yield row, offset, {"bytes": share}
+            yield replace(row, bytes=share), offset
     if left:
         (offset, *_), row = next(iter(views.items()))
         argument, shape = f"{row.argument} (rest of its storage)".strip(), (left // row.dtype.itemsize,)
-        yield row, offset, {"argument": argument, "shape": shape, "bytes": left}
+        yield replace(row, argument=argument, shape=shape, bytes=left), offset
 
 
 def _unsaved(

@@ -20,12 +20,14 @@ from torch.autograd import Function
 from torch.autograd.function import FunctionCtx
 from torch.overrides import TorchFunctionMode
 
-from actmem.keep import FUNCTIONS
+from actmem import drop, keep, recompute
 from actmem.ledger.storages import plain_tensors, replaced, storage_of, storages_in, storages_of, tensors_in
 from actmem.torch_private import node_running
 
-#: The folders of torch and of this package: a frame in them is not the user's code.
-_NOT_THEIRS = tuple(os.path.dirname(file) + os.sep for file in (torch.__file__, __file__))
+#: The folders of torch and of the ledger, and the files that save, drop and recompute tensors for a layer: a frame in
+#: them is not the code that a reader looks for. The layers' own lines are.
+_FOLDERS = [os.path.dirname(file) + os.sep for file in (torch.__file__, __file__)]
+_NOT_THEIRS = (*_FOLDERS, drop.__file__, keep.__file__, recompute.__file__)
 UNKNOWN = "unknown"
 
 
@@ -215,7 +217,7 @@ class OperationTracker(TorchFunctionMode):
         """
         if self._operations:
             func, args, kwargs, frame = self._operations[-1]
-            kept_name = args[-1] if func is FUNCTIONS["keep"] and args and isinstance(args[-1], str) else ""
+            kept_name = args[-1] if func is keep.FUNCTIONS["keep"] and args and isinstance(args[-1], str) else ""
             return getattr(func, "__name__", UNKNOWN), kept_name or _argument_of(tensor, args, kwargs), line_of(frame)
         name, handed_over = self._handed_over
         line = line_of(sys._getframe(1))
@@ -234,7 +236,7 @@ def kept_as(op: str, argument: str) -> str:
         op: the name of the operation that saved the tensor, from ``OperationTracker.saver_of``.
         argument: which argument the tensor is, from ``OperationTracker.saver_of``; for ``keep`` this is its name.
     """
-    return argument if op == FUNCTIONS["keep"].__name__ and not argument.isdigit() else ""
+    return argument if op == keep.FUNCTIONS["keep"].__name__ and not argument.isdigit() else ""
 
 
 def in_checkpoint(frame: FrameType | None) -> bool:
@@ -247,9 +249,10 @@ def in_checkpoint(frame: FrameType | None) -> bool:
 
 
 def line_of(frame: FrameType | None) -> str:
-    """Return ``file:line`` of the innermost user code, at ``frame`` or at its nearest caller that is user code.
+    """Return ``file:line`` of the innermost code of a layer or of the user, at ``frame`` or at its nearest such caller.
 
-    Code of torch and of this file's folder is not user code. "" if there is no user code.
+    Code of torch and of this file's folder is passed over, and what saves, drops and recomputes tensors for a layer. ""
+    if there is no other code.
     """
     # One frame at a time: a list of them would hold this frame, and with it all their variables.
     while frame is not None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import FunctionType, ModuleType
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet, finalize
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
 import torch.distributed as dist
@@ -122,6 +122,8 @@ def storage_of(value: object) -> torch.UntypedStorage | None:
 class StorageLifetimes:
     """Follows storages by weak references, from ``begin`` until each is freed, and adds up their bytes.
 
+    It holds no storage, and no storage holds it: when it is gone, nobody is told of a change any more.
+
     Args:
         changed: called when a storage's size changes, with the storage's number and its new bytes; and when the storage
             is freed, with its number and None. A storage's number is its place in the order of ``begin``, from 0.
@@ -137,6 +139,7 @@ class StorageLifetimes:
         # itself.
         self.numbers: WeakKeyDictionary[torch.UntypedStorage, int] = WeakKeyDictionary()
         self.resized_before: WeakSet[torch.UntypedStorage] = WeakSet()
+        self._ends = dict[int, ref]()  # by number; each has a callback for when its storage is freed
 
     def begin(self, storage: torch.UntypedStorage) -> int:
         """Start to follow a storage that is not followed yet, and return its number."""
@@ -144,7 +147,7 @@ class StorageLifetimes:
         self.numbers[storage] = number
         self._sizes.append(size)
         self.bytes += size
-        finalize(storage, self._change, number, None).atexit = False
+        self._ends[number] = ref(storage, lambda _: self._change(number, None))
         return number
 
     def resized(self, storage: torch.UntypedStorage) -> None:
@@ -176,6 +179,8 @@ class StorageLifetimes:
     def _change(self, number: int, size: int | None) -> None:
         self.bytes += (size or 0) - self._sizes[number]
         self._sizes[number] = size or 0
+        if size is None:
+            del self._ends[number]
         self._changed(number, size)
 
 

@@ -164,9 +164,8 @@ def watch_step(
     bill.phases = [(name, start) for name, start in history.phases if start < len(history.curve)]
     bill.peak_bytes = max(history.curve)
     bill.peak_at = history.curve.index(bill.peak_bytes)
-    bill.lives = [(life.bill_line(), life.sizes) for life in history.lives]
-    alive = [(row, size_at(sizes, bill.peak_at)) for row, sizes in bill.lives]
-    at_peak = [replace(row, bytes=size) for row, size in alive if size]
+    bill.lives = [(life.bill_line(), list(life.sizes)) for life in history.lives]
+    at_peak = [replace(row, bytes=size) for row, sizes in bill.lives if (size := size_at(sizes, bill.peak_at))]
     bill.peak = sorted(at_peak, key=lambda row: (BILL_KINDS.index(row.kind), -row.bytes))
 
 
@@ -203,7 +202,7 @@ class StorageLife:
 
     def bill_line(self) -> SavedTensor:
         """Return the storage's row for the step's bill; its ``bytes`` are the storage's size when it was first seen."""
-        kind, module, op, argument = _named(self)
+        kind, module, op, argument = _kind_and_maker(self)
         return SavedTensor(module, op, argument, self.origin.shape, self.origin.dtype, self.sizes[0][1], "", kind)
 
 
@@ -297,11 +296,11 @@ class StepHistory:
             self.label_storages(getattr(parameter, "main_grad", None), "main gradient", name, "main gradient")
         for name, buffer in model.named_buffers():
             self.label_storages(buffer, "buffer", name, "buffer")
-        groups = optimizer.param_groups if optimizer is not None else ()
+        groups, states = (optimizer.param_groups, optimizer.state) if optimizer is not None else ((), {})
         for number, parameter in enumerate(p for group in groups for p in group["params"]):
             name = names.get(id(parameter), f"parameter {number} of the optimizer")
             self.label_storages(parameter, "optimizer state", name, "copy of the weight")
-            for key, state in optimizer.state.get(parameter, {}).items() if optimizer is not None else ():
+            for key, state in states.get(parameter, {}).items():
                 self.label_storages(state, "optimizer state", name, str(key))
         self.label_storages(batch, "input", "", "input")
 
@@ -324,12 +323,11 @@ class StepHistory:
                 life.kind = provenance.kind_of(storage, origin.dtype, origin.operation)
 
 
-def _named(life: StorageLife) -> tuple[str, str, str, str]:
-    """Return kind, module, operation and argument of one line of the bill."""
+def _kind_and_maker(life: StorageLife) -> tuple[str, str, str, str]:
+    """Return kind, module, operation and argument of a line of the bill; the last is "" if autograd did not save it."""
     origin = life.origin
     if life.label is not None:
-        kind, name, op = life.label
-        return kind, name, op, ""
+        return *life.label, ""
     if life.kind in ("cast weight", "gathered weight"):
         return life.kind, origin.module, origin.operation, ""
     if origin.operation == "generator state":

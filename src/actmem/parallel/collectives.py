@@ -116,7 +116,9 @@ def all_reduce(x: Tensor, tp: TensorParallel, *, in_place: bool = False) -> Tens
         in_place: write the sum into ``x``, whatever its strides, and return ``x``.
     """
     result = start_all_reduce(x, tp, in_place=in_place).wait()
-    return result if not in_place else x if x.is_contiguous() else x.copy_(result)
+    if not in_place:
+        return result
+    return x if x.is_contiguous() else x.copy_(result)
 
 
 def all_gather(x: Tensor, tp: TensorParallel) -> Tensor:

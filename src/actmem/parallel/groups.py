@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from actmem.config import ConfigError
+from actmem.config import ConfigError, check_size
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,8 @@ class TensorParallel:
         sequence_parallel: True if layer norms, dropouts and residuals work on s/t tokens on each rank.
         keep_gathered_input: the plain form of sequence parallelism, for comparison, which saves the gathered input of
             every column-parallel linear.
+
+    Raises: ConfigError unless ``rank`` is from 0 to size − 1.
     """
 
     group: dist.ProcessGroup | None = None
@@ -30,6 +32,10 @@ class TensorParallel:
     rank: int = 0
     sequence_parallel: bool = False
     keep_gathered_input: bool = False
+
+    def __post_init__(self) -> None:
+        check_size("size", self.size)
+        check_size("rank", self.rank, largest=self.size - 1, least=0)
 
     @property
     def sequence_parts(self) -> int:

@@ -163,7 +163,8 @@ class _ColumnParallel(Function):
         grad_weights = [grad.t() @ rows if need else None for grad, need in zip(grads, needs_weights)]
         grad_bias = grads[0].sum(0) if needs_bias else None
         del x, full, rows, partial  # before gloo's parts are added up, in one tensor more
-        return reduction.wait() if reduction else None, None, grad_bias, *grad_weights
+        grad_x = reduction.wait() if reduction else None
+        return grad_x, None, grad_bias, *grad_weights
 
 
 def _input_gradient(grads: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
@@ -213,21 +214,19 @@ def reduce_partial_gradients(module: nn.Module, tp: TensorParallel) -> None:
             grad.copy_(own_part.view_as(grad))
 
 
-def load_dense(module: nn.Module, dense: dict[str, Tensor], tp: TensorParallel, *, strict: bool = True) -> None:
+def load_dense(module: nn.Module, dense: dict[str, Tensor], tp: TensorParallel) -> None:
     """Copy this rank's shards of an unsharded state dict into a sharded module.
 
     Args:
         module: the sharded module; its parameters are written.
         dense: the unsharded tensors, by the names of the module's parameters.
         tp: the ranks that share the module.
-        strict: False ignores names in ``dense`` that the module doesn't have, so that a pipeline stage can load its
-            layers from the state dict of the whole model.
 
-    Raises: ConfigError if ``dense`` lacks a parameter's name, if a tensor has another shape, and with ``strict`` if
-        ``dense`` has a name that the module lacks. In these cases nothing is copied.
+    Raises: ConfigError if ``dense`` lacks a parameter's name, if a tensor has another shape, or if ``dense`` has a name
+        that the module lacks. In these cases nothing is copied.
     """
     parameters = dict(module.named_parameters())
-    if strict and (unknown := dense.keys() - parameters.keys()):
+    if unknown := dense.keys() - parameters.keys():
         raise ConfigError(min(unknown), f"is not a parameter of this {type(module).__name__}")
     shards = {}
     for name, parameter in parameters.items():

@@ -31,8 +31,6 @@ class DropoutStreams:
         seed: a seed, the same on all ranks of the group.
         tp: the tensor-parallel group.
         device: the device on which dropout masks are drawn.
-        data_parallel_rank: which copy of the model this is, from 0. The copies read different samples, and each draws
-            different numbers.
 
     Attributes:
         replicated: draws the same numbers on all ranks of the group.
@@ -41,13 +39,11 @@ class DropoutStreams:
             where each rank has its own tokens there, else ``replicated``.
     """
 
-    def __init__(
-        self, seed: int, tp: TensorParallel, device: torch.device | str = "cpu", *, data_parallel_rank: int = 0
-    ):
+    def __init__(self, seed: int, tp: TensorParallel, device: torch.device | str = "cpu"):
         device = "cpu" if torch.device(device).type == "meta" else device  # without values nothing is drawn
-        # A hash, so that two seeds don't lead to the same stream.  The ranks' numbers are added to it, not hashed: a
-        # CPU's generator uses 32 bits, in which some of 8,192 hashes would be equal.
-        first = child_seed(seed, "dropout") + data_parallel_rank * (tp.size + 1)
+        # A hash, so that two seeds don't lead to the same stream.  The rank is added to it, not hashed: a CPU's
+        # generator uses 32 bits, in which some of 8,192 hashes would be equal.
+        first = child_seed(seed, "dropout")
         seeds = first, first + 1 + tp.rank
         self.replicated, self.sharded = (torch.Generator(device).manual_seed(stream_seed) for stream_seed in seeds)
         self.between_blocks = self.sharded if tp.sequence_parallel else self.replicated
@@ -189,7 +185,3 @@ def _drop(x: Tensor, mask: Tensor, scale: float) -> Tensor:
         return mask.view(torch.uint8).to(x.dtype).mul_(x).mul_(scale)
     # torch made this kernel for dropout's gradient, but forward computes the same product.
     return torch.ops.aten.native_dropout_backward(x, mask, scale)
-
-
-#: The autograd Function behind ``Mask.drop``, for tools that time or name it.
-FUNCTIONS = {"drop": _Drop}

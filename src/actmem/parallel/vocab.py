@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from actmem.config import ConfigError, check_vocab_size
+from actmem.config import ConfigError, check_size, check_vocab_size
 from actmem.keep import differentiates_once
 from actmem.parallel.collectives import all_reduce, all_reduce_max
 from actmem.parallel.conjugates import f_bar_or_g_bar
@@ -21,10 +21,6 @@ from actmem.torch_private import assert_async
 
 class VocabParallelEmbedding(ParallelModule):
     """Word vectors with the vocabulary sharded over the ranks: ``weight`` is ``[v/t, h]``.
-
-    Set ``embedding.sparse = True``, as in torch's ``nn.Embedding``, to get a sparse gradient of the weight: one row of
-    h for each of the sb ids instead of a dense ``[v/t, h]`` in every microbatch. With ``use_main_gradients`` this
-    sparse gradient is added to the dense ``main_grad``.
 
     Args:
         vocab_size: v, words of the vocabulary; t must divide it.
@@ -41,8 +37,6 @@ class VocabParallelEmbedding(ParallelModule):
         does not synchronise).
     """
 
-    sparse = False
-
     def __init__(self, vocab_size: int, hidden_size: int, tp: TensorParallel, *, seed: int | None = None, **factory):
         super().__init__()
         self.tp = tp
@@ -51,16 +45,16 @@ class VocabParallelEmbedding(ParallelModule):
 
     def forward(self, ids: Tensor) -> Tensor:
         own_copy = checked_copy("token ids", ids, self.weight.shape[0] * self.tp.size)
-        return f_bar_or_g_bar(_Lookup.apply(own_copy, self.weight, self.tp, self.sparse), self.tp)
+        return f_bar_or_g_bar(_Lookup.apply(own_copy, self.weight, self.tp), self.tp)
 
 
 class _Lookup(Function):
     """Looks up this rank's rows for the ids that it holds, and zeros for the others: a partial sum over t."""
 
     @staticmethod
-    def forward(ctx, ids: Tensor, weight: Tensor, tp: TensorParallel, sparse: bool) -> Tensor:
+    def forward(ctx, ids: Tensor, weight: Tensor, tp: TensorParallel) -> Tensor:
         ctx.save_for_backward(ids)
-        ctx.tp, ctx.num_rows, ctx.sparse = tp, weight.shape[0], sparse
+        ctx.tp, ctx.num_rows = tp, weight.shape[0]
         rows, mine = own_rows(ids, ctx.num_rows, tp)
         # Written over with 0, not multiplied by 0: NaN in one row of the embedding must not reach other words.
         return F.embedding(rows, weight).masked_fill_(~mine.unsqueeze(-1), 0)
@@ -70,13 +64,8 @@ class _Lookup(Function):
     def backward(ctx, grad: Tensor):
         (ids,) = ctx.saved_tensors
         rows, mine = own_rows(ids, ctx.num_rows, ctx.tp)
-        if ctx.sparse:
-            vectors = grad.masked_fill(~mine.unsqueeze(-1), 0).flatten(0, 1)
-            size = ctx.num_rows, grad.shape[-1]
-            sparse = torch.sparse_coo_tensor(rows.view(1, -1), vectors, size, check_invariants=False)
-            return None, sparse, None, None
         rows.masked_fill_(~mine, -1)  # torch's number of a row to pass over: 0 times an infinite gradient is no number
-        return None, torch.ops.aten.embedding_dense_backward(grad, rows, ctx.num_rows, -1, False), None, None
+        return None, torch.ops.aten.embedding_dense_backward(grad, rows, ctx.num_rows, -1, False), None
 
 
 def own_rows(ids: Tensor, num_rows: int, tp: TensorParallel) -> tuple[Tensor, Tensor]:
@@ -191,7 +180,7 @@ class VocabParallelCrossEntropy(nn.Module):
     Collectives: three numbers for each of the sb positions: all-reduces of the maximum, of the denominator and of the
         target's logit.
     Raises: ConfigError unless there is one target for each token, each in 0 … v − 1 or ``ignore_index`` (on a GPU a
-        device-side assertion).
+        device-side assertion), and unless ``vocab_size`` is from 1 to the number of rows.
     Source: 2205.05198 section 4.3.
     """
 
@@ -200,7 +189,8 @@ class VocabParallelCrossEntropy(nn.Module):
         self.tp, self.ignore_index, self.vocab_size = tp, ignore_index, vocab_size
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        words = self.vocab_size or logits.shape[-1] * self.tp.size
+        rows = logits.shape[-1] * self.tp.size
+        words = rows if self.vocab_size is None else check_size("vocab_size", self.vocab_size, largest=rows)
         ids = checked_targets(targets, logits, words, self.ignore_index)
         return _CrossEntropy.apply(logits, ids, self.tp, self.ignore_index, words)
 

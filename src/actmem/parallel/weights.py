@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from actmem.config import ConfigError
 from actmem.parallel.groups import TensorParallel
 
 #: Elements drawn from one seed: 4 MiB of float32, the most that a rank holds beside its shard.
@@ -103,19 +104,24 @@ class ParallelModule(nn.Module):
     another number of shards than t. ``partial_gradient``: whether the gradient must be summed over the ranks.
 
     ``copy.deepcopy``, ``load_state_dict(assign=True)`` and ``to_empty`` make parameters without these attributes, so
-    the module remembers the marks by name and sets them again.
+    the module remembers the marks by name and sets them again. A parameter of another module, shared with this one,
+    must have the same marks there.
     """
 
     _marks: dict[str, dict[str, Any]]
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        super().register_parameter(name, param)
+        marks = self.__dict__.setdefault("_marks", {})
         if param is not None:
-            marks = self.__dict__.setdefault("_marks", {})
-            # The first mark stays: a parameter that comes later may be another module's, sharded in another way.
-            new_marks = {mark: value for mark, value in vars(param).items() if mark in _MARKS}
-            marks[name] = new_marks | marks.get(name, {})
-            self._mark_again()
+            # Later parameters get the first one's marks.  One that has others is another module's, sharded in another
+            # way; a tensor has one set of marks, so two such modules can't share it.
+            own = {mark: value for mark, value in vars(param).items() if mark in _MARKS}
+            first = marks.get(name) or own
+            if own and own != first:
+                raise ConfigError(name, f"is another module's, with marks {own} for {first} here: give a copy of it")
+            marks[name] = first
+        super().register_parameter(name, param)
+        self._mark_again()
 
     def constants(self, device: torch.device | str | None) -> dict[str, Tensor]:
         """Make the buffers that are in no state dict, such as a mask or rotary tables.

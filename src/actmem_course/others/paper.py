@@ -129,7 +129,7 @@ def percent_of_peak(model_name: str, flops: int, seconds: float) -> float:
         flops: FLOPs of one iteration on all GPUs together.
         seconds: seconds of the iteration.
     """
-    return 100 * utilisation(flops, seconds, PAPER_MODELS[model_name].num_devices, A100_FLOPS_PER_SECOND)
+    return 100 * utilisation(flops, seconds, PAPER_MODELS[model_name].parallel.num_devices, A100_FLOPS_PER_SECOND)
 
 
 def mfu_percent(model_name: str, seconds: float) -> float:

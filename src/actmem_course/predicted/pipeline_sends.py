@@ -23,7 +23,7 @@ def pipeline_sends(
     Returns: at most two rows: the sends of forward, and those of backward. The last stage sends nothing forward with
         its last model chunk, and the first stage nothing backward with its first.
     """
-    check_stage(shape, parallel, pipeline_rank)
+    check_stage(shape, parallel, pipeline_rank, element_size)
     n, m, p = num_microbatches, parallel.num_model_chunks, parallel.pipeline_parallel_size
     check_size("num_microbatches", n)
     size = activation_bytes(shape, element_size) // parallel.sequence_parts

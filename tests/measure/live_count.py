@@ -3,6 +3,7 @@
 Under a dispatch mode autograd runs other operations than without one, so this asks the CPU's allocator.
 """
 
+import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_leaves
@@ -12,6 +13,7 @@ def most_alive(run, known):
     """The most bytes alive while ``run()`` runs.  known: what is alive before, tensors in any containers."""
     storages = {id(t.untyped_storage()): t.untyped_storage() for t in tree_leaves(known) if isinstance(t, Tensor)}
     live = most = sum(storage.nbytes() for storage in storages.values())
+    torch.set_num_threads(1)  # with several a sum allocates a buffer for their parts
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run()
     events = profiler.profiler.kineto_results.events()
@@ -32,6 +34,5 @@ def one_step(model, batch, loss, optimizer):
 def existing(model, batch, optimizer):
     """Every tensor that is there before a step."""
     states = [state for state in optimizer.state.values()] if optimizer else []
-    leaves = [t for t in (*model.parameters(), *tree_leaves(batch)) if isinstance(t, Tensor)]
-    gradients = [t.grad for t in leaves if t.is_leaf and t.grad is not None]
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
     return [*model.parameters(), *model.buffers(), *gradients, batch, states]

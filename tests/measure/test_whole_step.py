@@ -197,21 +197,6 @@ def test_a_compiled_block_in_a_checkpoint_is_watched_as_it_runs():
     assert_bill_is_the_count(model, batch, torch.mean)
 
 
-def test_what_was_there_counts_before_an_operation_reads_it():
-    """As DDP's buckets are, and the states of optimizers that step in backward."""
-
-    def reads_late(m, x):
-        y = m.linear(x)
-        y.register_hook(lambda grad: grad + table[0])
-        torch.zeros(1000, 64)  # here is the peak
-        return y.exp()
-
-    table, model = torch.ones(1000, 64), Run(reads_late, linear=nn.Linear(64, 64))
-    most = most_alive(lambda: one_step(model, torch.ones(64, 64), torch.sum, None), [existing(model, (), None), table])
-    model.zero_grad()
-    assert step(model, torch.ones(64, 64), torch.sum).peak_bytes == most
-
-
 def test_what_the_next_operation_makes_is_not_on_the_bill():
     def two(m, x):
         first = torch.zeros(1000)

@@ -173,9 +173,8 @@ class ProvenanceTracker(QuietDispatchMode):
         sources = []
         for storage, part in stored_parts((args, kwargs)):
             sources.append(storage)
-            if storage not in self.origins:  # torch.tensor makes one before this operation
-                fresh = func is torch.ops.aten.lift_fresh.default
-                self._add(storage, part, Provenance(fresh, inside=self.tracker.inside, constant=fresh))
+            if storage not in self.origins:
+                self._add(storage, part, Provenance(made=False))
         for storage, part in results:
             self._note(storage, part, func, args, kwargs, sources)
         if self._after is not None:

@@ -138,7 +138,6 @@ class StorageLifetimes:
         # A storage has one Python object for as long as it lives, so a weak reference to that follows the storage
         # itself.
         self.numbers: WeakKeyDictionary[torch.UntypedStorage, int] = WeakKeyDictionary()
-        self.resized_before: WeakSet[torch.UntypedStorage] = WeakSet()
         self._ends = dict[int, ref]()  # by number; each has a callback for when its storage is freed
 
     def begin(self, storage: torch.UntypedStorage) -> int:
@@ -164,8 +163,6 @@ class StorageLifetimes:
 
         def run(storage, size):
             result = resize(storage, size)
-            if storage not in self.numbers:
-                self.resized_before.add(storage)
             self.resized(storage)
             return result
 

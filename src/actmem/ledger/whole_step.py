@@ -2,11 +2,11 @@
 
 A dispatch mode sees each operation's results, and follows each storage until it is freed. Not seen are memory that a
 kernel allocates and frees inside itself, and the 8 bytes on the host in which torch keeps a Python number for backward
-(the 2 of ``x * 2``). A storage gets its name after the step: only then is it known whether it became a gradient, or
-which operation saved it for backward.
+(the 2 of ``x * 2``). What was there before and belongs neither to the model nor to the optimizer or the batch, such as
+DDP's buckets, counts from the first operation that reads it: a peak before that lacks it. A storage gets its name after
+the step: only then is it known whether it became a gradient, or which operation saved it for backward.
 """
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -249,19 +249,12 @@ class StepHistory:
     def begin(self, storage: torch.UntypedStorage, origin: Provenance) -> None:
         """Start to follow a storage, unless it is followed already.
 
-        What no operation made was there before the step, as DDP's buckets are, so it counts from the start on.  But no
-        operation made what compiled code made either, nor what was resized before it was seen, as FSDP's weights are.
-
         Args:
             storage: the storage.
             origin: the Provenance of the storage.
         """
         if storage not in self.lifetimes.numbers:
-            size, begins = storage.nbytes(), len(self.curve)
-            has_compiled = "torch._inductor.compile_fx" in sys.modules
-            if not (origin.made or storage in self.lifetimes.resized_before or has_compiled):
-                begins, self.curve[:] = 0, [alive + size for alive in self.curve]
-            self.lives.append(StorageLife(origin, self.phase, [(begins, size)]))
+            self.lives.append(StorageLife(origin, self.phase, [(len(self.curve), storage.nbytes())]))
             self.lifetimes.begin(storage)
 
     def _note_size(self, number: int, size: int | None) -> None:

@@ -9,7 +9,7 @@ Exit code 0 if the model fits, 1 if it does not, 2 on wrong use.
 """
 
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 
 import torch
 from gpu_steps.wall import climb
@@ -20,6 +20,7 @@ from actmem.ledger.emulate import emulated_rank
 from actmem.ledger.whole_step import watch_step
 from actmem.main_grad import MainWeights
 from actmem.parallel.groups import TensorParallel, tensor_parallel
+from actmem_course.arguments import LabParser
 from actmem_course.process import lab
 from actmem_tools.plan.plan_report import plan_text
 from actmem_tools.plan.planned_models import PlannedGPT
@@ -31,7 +32,7 @@ MODES = ("none", "selective", "elementwise", "full")
 
 @lab
 def main() -> int:
-    parser = ArgumentParser(prog="fit.py", description=(__doc__ or "").split("\n\n")[1])
+    parser = LabParser(prog="fit.py", description=(__doc__ or "").split("\n\n")[1])
     parser.add_argument("--model", choices=tuple(PAPER_MODELS), default="22B", help="of the paper (default: 22B)")
     parser.add_argument("--card", type=float, default=80, metavar="GIB", help="memory of one GPU (default: 80)")
     parser.add_argument("--ranks", type=int, default=8, metavar="N", help="GPUs that may share the model (default: 8)")
@@ -39,14 +40,11 @@ def main() -> int:
     parser.add_argument("--tensor", action="store_true", help="the ranks share every layer (tensor parallelism)")
     parser.add_argument("--sequence", action="store_true", help="and the sequence between them (needs --tensor)")
     parser.add_argument("--recompute", choices=MODES, default="none", help="what backward runs again (default: none)")
-    parser.add_argument(
-        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: a GPU if there is one"
-    )
+    where = "default: a GPU if there is one"
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help=where)
     args = parser.parse_args()
-    try:
+    with parser.refusing():
         shape, parallel = check_options(args)
-    except ConfigError as error:
-        parser.error(str(error))
     device = "cuda" if args.device != "cpu" and torch.cuda.is_available() else "cpu"
     budget = round(args.card * GIBIBYTE)
 

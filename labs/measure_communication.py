@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from measure_parity import FORMS
-from measure_speed import speed_shape, timing_parser
+from measure_speed import speed_shape
 from rich.table import Table
 
 from actmem.config import ModelShape, Parallel, check_layer
@@ -31,7 +31,7 @@ from actmem_course.figures.text import overhead_text
 from actmem_course.figures.units import milliseconds, size_text
 from actmem_course.lab_tools import options
 from actmem_course.lab_tools.held_bytes import layer_runner
-from actmem_course.lab_tools.machine import clock_name, described
+from actmem_course.lab_tools.machine import clock_name
 from actmem_course.lab_tools.output import WRONG, gather_rows, screen_of, write_rows
 from actmem_course.lab_tools.tables import numbers, red_if, table, two_lines
 from actmem_course.lab_tools.timing import Work, time_in_turns
@@ -48,7 +48,7 @@ LEAST_ROUNDS = 10
 
 @lab
 def main() -> int:
-    parser = timing_parser("measure_communication.py", __doc__ or "")
+    parser = options.timing_parser("measure_communication.py", __doc__ or "")
     args = parser.parse_args()
     with parser.refusing():
         size = check_ranks(args, parser.prog, "json")
@@ -67,7 +67,7 @@ def main() -> int:
         bandwidths = [] if here.emulated else measure_bandwidths(here, args.rounds)
         forms = () if here.emulated else (False, True)
         compared = [compare_overlap(*place, sequence_parallel, args.rounds) for sequence_parallel in forms]
-        screen.print(counts_table(own, f"Collectives: {described(shape, here, dtype)}"))
+        screen.print(counts_table(own, f"Collectives: {options.described(shape, here, dtype)}"))
         if bandwidths:
             screen.print(bandwidths_table(bandwidths))
         wrong = [row for row in counted if not row["exact"]]
@@ -75,8 +75,6 @@ def main() -> int:
             screen.print(row["difference"], style=WRONG, markup=False)
         if not wrong:
             screen.print("Every number, kind and byte agrees with the formulas.")
-        if note := options.shortened(shape):
-            screen.print(note)
         for row in compared:
             screen.print(f"{row['comparison']}: {comparison_text(row)}")
         if here.emulated:

@@ -66,19 +66,15 @@ def steps(ranks: int) -> list[Step]:
     Args:
         ranks: how many ranks there are, by which some arguments are chosen.
     """
+    communication = [
+        Step(f"Communication, {queues} queues", "measure_communication.py", environment={QUEUES: queues}, is_timed=True)
+        for queues in ("1", "8")
+    ]
     return [
         Step(f"Table 2 on {counted(ranks, 'rank')}", "measure_table2.py"),
         Step("Parity with one device", "measure_parity.py"),
         Step("Pipeline of 2 stages", "measure_pipeline.py", ("--pipeline", 2, "--tensor", max(1, ranks // 2)), needs=2),
-        *(
-            Step(
-                f"Communication, {queues} queues",
-                "measure_communication.py",
-                is_timed=True,
-                environment={QUEUES: queues},
-            )
-            for queues in ("1", "8")
-        ),
+        *communication,
         Step("Table 4", "measure_speed.py", is_timed=True, traced=True),
     ]
 

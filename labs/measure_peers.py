@@ -11,14 +11,13 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
-from measure_speed import PARTS, speed_shape, timing_parser
+from measure_speed import PARTS, speed_shape
 from rich.table import Table
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -36,7 +35,7 @@ from actmem_course.figures.text import overhead_text
 from actmem_course.figures.units import milliseconds, size_text
 from actmem_course.lab_tools import options
 from actmem_course.lab_tools.held_bytes import Runner, held_by
-from actmem_course.lab_tools.machine import EMULATED, clock_name, described
+from actmem_course.lab_tools.machine import EMULATED, clock_name
 from actmem_course.lab_tools.output import screen_of, show_progress, write_rows
 from actmem_course.lab_tools.tables import numbers, table, two_lines
 from actmem_course.lab_tools.timing import Work, time_in_turns
@@ -57,7 +56,7 @@ OVER_GLOO = (
 
 @lab
 def main() -> int:
-    parser = timing_parser("measure_peers.py", __doc__ or "")
+    parser = options.timing_parser("measure_peers.py", __doc__ or "")
     args = parser.parse_args()
     with parser.refusing():
         size = check_ranks(args, parser.prog, "json")
@@ -68,13 +67,11 @@ def main() -> int:
     with ranks(args, real_tensors=True) as here:
         screen = screen_of(here.rank)
         rows = measure_peers(shape, here, getattr(torch, dtype), rounds=args.rounds)
-        screen.print(peers_table(rows, f"One layer by others: {described(shape, here, dtype)}"))
+        screen.print(peers_table(rows, f"One layer by others: {options.described(shape, here, dtype)}"))
         screen.print(NOTE)
         screen.print(f"Medians of {args.rounds} rounds ({clock_name(here.device)}), and below them the 95% interval.")
         if any(row["name"] == OUR_COLLECTIVE for row in rows):
             screen.print(OVER_GLOO)
-        if note := options.shortened(shape):
-            screen.print(note)
         if here.emulated:
             screen.print(EMULATED)
         write_rows(args.json, here.rank, rows)
@@ -262,7 +259,7 @@ def measure_peers(shape: ModelShape, here: Ranks, dtype: torch.dtype, *, rounds:
             **timed.medians((mode, name)),
             "ours": None if name == OURS else timed.over((mode, OURS), (mode, name)),
             "over": None if mode == "none" else timed.over((mode, name), ("none", name)),
-            **asdict(held[mode, name]),
+            **held[mode, name],
         }
         for mode, name in work
     ]

@@ -27,7 +27,7 @@ from actmem.rows import Row, extra_rows, merge, paper_rows, total
 from actmem_course.arguments import add_rank_arguments
 from actmem_course.lab_tools import options
 from actmem_course.lab_tools.layer_bytes import compared
-from actmem_course.lab_tools.machine import described, first_that_fits
+from actmem_course.lab_tools.machine import first_that_fits
 from actmem_course.lab_tools.output import WRONG, gather_rows, screen_of, status, write_rows
 from actmem_course.lab_tools.tables import numbers, red_if, table
 from actmem_course.process import lab
@@ -69,7 +69,7 @@ def main() -> int:
         screen = screen_of(here.rank)
         with status(here.rank, "running one step"):
             rows = gather_rows(here, [measure(plan, here, getattr(torch, args.dtype))])
-        screen.print(bytes_table(rows, described(plan.shape, here, args.dtype)))
+        screen.print(bytes_table(rows, options.described(plan.shape, here, args.dtype)))
         beside = ", ".join(f"{row['output_bytes']:,} + {row['buffer_bytes']:,}" for row in rows)
         screen.print(f"Beside the graphs, outputs held and idle receive buffers of each rank: {beside}")
         for row in rows:

@@ -9,7 +9,7 @@ Exit code 0 if every layer holds what its formula says, 1 if any does not, 2 on 
 
 import argparse
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,11 @@ from actmem.formulas.activations import eq2, layer_extra_rows, layer_rows
 from actmem.formulas.flops import layer_overhead
 from actmem.parallel.groups import tensor_parallel
 from actmem.rows import total
-from actmem_course.arguments import LabParser, add_rank_arguments
 from actmem_course.figures.text import overhead_text
 from actmem_course.figures.units import milliseconds, size_text
 from actmem_course.lab_tools import options
 from actmem_course.lab_tools.held_bytes import Runner, held_by, layer_runner
-from actmem_course.lab_tools.machine import EMULATED, clock_name, described, first_that_fits
+from actmem_course.lab_tools.machine import EMULATED, clock_name, first_that_fits
 from actmem_course.lab_tools.output import WRONG, gather_rows, screen_of, show_progress, write_rows
 from actmem_course.lab_tools.tables import numbers, red_if, table, two_lines
 from actmem_course.lab_tools.timing import time_in_turns
@@ -75,7 +74,7 @@ VARIANTS = (
 
 @lab
 def main() -> int:
-    parser = timing_parser("measure_speed.py", __doc__ or "")
+    parser = options.timing_parser("measure_speed.py", __doc__ or "")
     options.add_file_argument(parser, "trace", "write rank 0's profiler trace, to open in https://ui.perfetto.dev")
     args = parser.parse_args()
     with parser.refusing():
@@ -90,14 +89,12 @@ def main() -> int:
         if args.trace:
             trace(args.trace, *place)
         wrong = [row for row in gather_rows(here, rows) if not row["exact"]]
-        title = f"Table 4 measured: {described(shape, here, dtype)}"
+        title = f"Table 4 measured: {options.described(shape, here, dtype)}"
         screen.print(speed_table(rows, title))
         screen.print(
             f"Medians of {args.rounds} rounds ({clock_name(here.device)}); overheads by round, with half of their 95% "
             "interval. “within”: no more than noise can make."
         )
-        if note := options.shortened(shape):
-            screen.print(note)
         if here.emulated:
             screen.print(EMULATED)
         for row in wrong:
@@ -109,20 +106,6 @@ def main() -> int:
         if args.trace:
             screen.print(f"wrote {args.trace}", soft_wrap=True)
     return 1 if wrong else 0
-
-
-def timing_parser(script: str, doc: str) -> LabParser:
-    """Make the command-line parser of a lab that times a layer: options for sizes, ranks, dtype and rounds.
-
-    Args:
-        script: the lab's file name, such as "measure_speed.py".
-        doc: the lab's docstring; its second paragraph becomes the description in --help.
-    """
-    parser = options.lab_parser(script, doc)
-    options.add_shape_arguments(parser, options.DEFAULT_LAYER)
-    add_rank_arguments(parser)
-    options.add_timing_arguments(parser)
-    return parser
 
 
 def speed_shape(args: argparse.Namespace, size: int, dtype: str) -> ModelShape:
@@ -184,7 +167,6 @@ def measure_speed(shape: ModelShape, here: Ranks, dtype: torch.dtype, *, rounds:
         name = variant.name
         layer = shape, Parallel(here.size, variant.sequence_parallel), variant.recompute, dtype.itemsize
         predicted = total(layer_rows(*layer)) + total(layer_extra_rows(*layer, here.device))
-        own = asdict(held[name])
         rows.append({
             "name": name,
             "sequence_parallel": variant.sequence_parallel,
@@ -195,8 +177,8 @@ def measure_speed(shape: ModelShape, here: Ranks, dtype: torch.dtype, *, rounds:
             "flops_overhead": float(layer_overhead(shape, variant.recompute)),
             "paper_overhead_percent": paper.TABLE4[variant.paper_row].overhead_percent,
             "predicted_bytes": predicted,
-            **own,
-            "exact": own["held_bytes"] == predicted,
+            **held[name],
+            "exact": held[name]["held_bytes"] == predicted,
         })  # fmt: skip
     return rows
 

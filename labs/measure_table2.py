@@ -17,7 +17,7 @@ from actmem.formulas.activations import ELEMENTWISE, TABLE2, Configuration, eq1,
 from actmem.rows import Row
 from actmem_course.arguments import add_rank_arguments
 from actmem_course.lab_tools import options
-from actmem_course.lab_tools.layer_bytes import layer_result, print_layers, ranks_in_words
+from actmem_course.lab_tools.layer_bytes import layer_result, print_layers
 from actmem_course.lab_tools.machine import first_that_fits
 from actmem_course.lab_tools.output import gather_rows, screen_of, status, write_rows
 from actmem_course.process import lab
@@ -42,12 +42,8 @@ def main() -> int:
         with status(here.rank, "measuring"):
             rows = gather_rows(here, [measure(shape, configuration, here, dtype) for configuration in table])
         extra = [row for configuration in table for row in predict(shape, configuration, here, dtype)[1]]
-        a, b, h, s = shape.letters()
-        sizes = f"s={s} b={b} h={h} a={a} f={shape.ffn_hidden_size}"
-        title = f"Table 2 measured: {sizes}, {args.dtype}\n{ranks_in_words(here)}"
+        title = f"Table 2 measured: {options.described(shape, here, args.dtype)}"
         exact = print_layers(screen, rows, title, extra)
-        if note := options.shortened(shape):
-            screen.print(note)
         write_rows(args.json, here.rank, rows)
     return 0 if exact else 1
 

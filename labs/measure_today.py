@@ -19,8 +19,8 @@ from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.rows import Row, total
 from actmem_course.arguments import add_rank_arguments
 from actmem_course.lab_tools.gpu_kernel import attention_rows, kernel_here
-from actmem_course.lab_tools.layer_bytes import layer_result, print_layers, ranks_in_words
-from actmem_course.lab_tools.machine import first_that_fits
+from actmem_course.lab_tools.layer_bytes import layer_result, print_layers
+from actmem_course.lab_tools.machine import first_that_fits, ranks_in_words
 from actmem_course.lab_tools.options import add_dtype_argument, lab_parser
 from actmem_course.lab_tools.output import gather_rows, screen_of, status, write_rows
 from actmem_course.process import lab

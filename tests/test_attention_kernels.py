@@ -1,16 +1,13 @@
 """The table of attention kernels: which one runs."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
+from gpu_steps.kernels import CALLS
 
 from actmem_course.lab_tools.gpu_kernel import attention_rows
 from actmem_more.attention_kernels import AttentionCall, Gpu, attention_kernel
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "labs"))
-from gpu_steps.kernels import CALLS  # noqa: E402
 
 H100, A100, T4 = Gpu(), Gpu((8, 0)), Gpu((7, 5))
 LLAMA = dict(head_size=128, value_size=128, num_heads=8, num_key_value_heads=2)

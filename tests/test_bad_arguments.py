@@ -33,12 +33,11 @@ from actmem.pipeline import check_pipeline
 from actmem.recipes import PAPER_LAYER, Recompute
 from actmem.rows import Row
 from actmem_course.others.ring import ring
-from actmem_course.predicted.pipeline_sends import pipeline_sends
 from actmem_more.chunked_loss import LinearCrossEntropy
 from actmem_more.context import ContextParallel, attend_part
 from actmem_more.llama import LlamaLayer, LlamaStage
 from actmem_more.llama_shape import LatentHeads, LlamaShape, llama_shape, own_context_shape
-from actmem_more.llama_terms import context_collectives, expert_mlp_rows, llama_rows
+from actmem_more.llama_terms import expert_mlp_rows, llama_rows
 from actmem_more.loss_peak import loss_peak_rows
 from actmem_more.store import HostMemory
 from actmem_tools.plan.planned_models import planned_model_of
@@ -170,13 +169,11 @@ LINES = [
     (lambda: LlamaShape(12, 3, 24, 8, 2, 40), "head_size: 3 must be even"),
     (lambda: LLAMA.with_sizes(qk_norm=1), "qk_norm: must be one of False, True, got 1"),
     (lambda: llama_rows(LlamaShape(8, 1, 24, 6, 2, 30), Parallel(3)), "num_key_value_heads: 2 must divide"),
-    (lambda: llama_rows(LLAMA.with_sizes(seq_length=6), Parallel(4, True)), "seq_length: 6 must be divisible by tensor_parallel_size = 4"),
     (lambda: LlamaLayer(LLAMA, recompute={"gelu"}), "recompute: 'gelu' is no term of this layer"),
     (lambda: llama_shape("llama9"), "model: must be one of tiny-llama"),
     (lambda: EXPERTS.with_sizes(experts_per_token=5), "experts_per_token: must be at most num_experts = 4"),
     (lambda: S.with_sizes(hidden_size=15), "hidden_size: 15 must be divisible by num_attention_heads = 4"),
     (lambda: check_layer(S.with_sizes(seq_length=9), Parallel(2, True)), "seq_length: 9 must be divisible by tensor_parallel_size = 2"),
-    (lambda: pipeline_sends(S.with_sizes(vocab_size=27), Parallel(2), 4), "vocab_size: 27 must be divisible by tensor_parallel_size = 2; padded_vocab_size"),
     (lambda: EXPERTS.with_sizes(num_experts=None), "experts_per_token: goes with num_experts"),
     (lambda: LlamaLayer(EXPERTS.with_sizes(num_experts=6), FOUR), "num_experts: 6 must be divisible by tensor_parallel_size = 4"),
     (lambda: expert_mlp_rows(EXPERTS, routed_tokens=33), "routed_tokens: must be at most 32, got 33"),
@@ -190,10 +187,8 @@ LINES = [
     (lambda: LATENT.with_sizes(num_key_value_heads=2), "num_key_value_heads: latent attention has a key for each of 4"),
     (lambda: LATENT.with_sizes(head_size=6), "head_size: latent attention has sizes and norms of its own"),
     (lambda: LATENT.with_sizes(sigmoid_router=True), "sigmoid_router: goes with num_experts"),
-    (lambda: LATENT.with_sizes(num_shared_experts=1), "num_shared_experts: goes with num_experts"),
     (lambda: LlamaLayer(EXPERTS.with_sizes(num_shared_experts=1, ffn_hidden_size=41), FOUR), "the shared experts' width: 41 must be divisible by tensor_parallel_size = 4"),
     (lambda: own_context_shape(LATENT, Parallel(context_parallel_size=2)), "context_parallel_size: must be 1, got 2"),
-    (lambda: context_collectives(LLAMA, Parallel(context_parallel_size=8)), "seq_length: 8 must be divisible by 2 · context_parallel_size = 16"),
     (lambda: llama_rows(LLAMA, Parallel(4, True, context_parallel_size=4)), "seq_length: 2 must be divisible by tensor_parallel_size"),
     (lambda: llama_rows(LLAMA, Parallel(context_parallel_size=4), context_kind="ulysses"), "num_key_value_heads: 2 must be divisible by tensor_parallel_size · context_parallel_size = 4"),
     (lambda: LlamaLayer(LLAMA, context=ContextParallel(TensorParallel(None, 3, 0))), "seq_length: 8 must be divisible by 2 · context_parallel_size = 6"),

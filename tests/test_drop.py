@@ -170,9 +170,9 @@ def test_refuses(dropped, rule):
 @pytest.mark.parametrize(("name", "also"), [("y", ""), ("x", ""), ("z", "y statistics")])
 def test_a_name_of_two_tensors_of_a_forward_pass_is_refused(name, also):
     with NamedForward({"y"}) as terms:
-        y = terms("y", torch.sin, terms.input("x", torch.ones(3, requires_grad=True)), also="y statistics")
+        y = terms("y", torch.sin, terms.input("x", torch.ones(3, requires_grad=True)), by_product="y statistics")
         with pytest.raises(RuntimeError, match=f"^'{also or name}' names two tensors of one forward pass"):
-            terms(name, torch.sin, y, also=also)
+            terms(name, torch.sin, y, by_product=also)
 
 
 @pytest.mark.parametrize("dropped", ["elementwise", set(LAYER_TERMS[1:])], ids=["elementwise", "all"])
@@ -221,7 +221,7 @@ class Keeps(torch.autograd.Function):
 def test_by_matmuls_of_another_kind_are_named(second, message):
     results, x = iter([[torch.ones(3), torch.ones(4)], second]), torch.ones(3, 4, requires_grad=True)
     with NamedForward({"statistics"}) as terms:
-        y = terms("y", lambda x: Keeps.apply(x, *next(results)), terms.input("x", x), also="statistics")
+        y = terms("y", lambda x: Keeps.apply(x, *next(results)), terms.input("x", x), by_product="statistics")
     with pytest.raises(RuntimeError, match=message):
         y.sum().backward()
 

@@ -15,9 +15,10 @@ from actmem.layers.gpt import GPT
 from actmem.main_grad import MainWeights, gradient_of, use_main_gradients
 from actmem.parallel.groups import tensor_parallel
 from actmem.parallel.linear import load_dense, reduce_partial_gradients
-from actmem.pipeline import Pipeline, make_mesh
 from actmem.rows import by_term
+from tests import test_pipeline
 from tests.gradients import gradient_pairs, largest_difference, part_of_state
+from tests.test_pipeline import dense_step, pipeline_of
 
 SHAPE = ModelShape(8, 2, 24, 4, num_layers=2, vocab_size=32)
 IDS = torch.randint(0, 32, (2, 8), generator=torch.Generator().manual_seed(0))
@@ -127,15 +128,6 @@ def test_frozen_parameters_have_no_main_gradient_and_asking_twice_adds_once():
     assert gradient_of(model.bias) is None and len(MainWeights(model).parameters()) == 1
 
 
-def dense_gradients(microbatches):
-    torch.manual_seed(3)
-    dense = GPT(SHAPE, p=0.0, dtype=torch.float64)
-    tokens, targets = torch.randint(0, 32, (2, microbatches * 2, 8)).unbind()
-    for x, y in zip(tokens.chunk(microbatches), targets.chunk(microbatches)):
-        (dense.loss(dense(x), y) / microbatches).backward()
-    return dense, tokens, targets
-
-
 def norm_of(parameters, tp):
     """The 2-norm of the whole model's gradient, from this rank's shards."""
     squares: list[Any] = [0.0, 0.0]
@@ -147,9 +139,9 @@ def norm_of(parameters, tp):
 
 
 def largest_error_of_two_ranks():
-    dense, tokens, targets = dense_gradients(2)
+    dense, tokens, targets, _ = dense_step(2)
     tp = tensor_parallel(sequence_parallel=True)
-    model = GPT(SHAPE, tp, p=0.0, dtype=torch.float64)
+    model = GPT(test_pipeline.SHAPE, tp, p=0.0, dtype=torch.float64)
     load_dense(model, dense.state_dict(), tp)
     weights = MainWeights(model)
     for x, y in zip(tokens.chunk(2), targets.chunk(2)):
@@ -165,8 +157,8 @@ def test_partial_gradients_and_norms_under_sequence_parallelism(pools):
 
 
 def largest_error_of_a_pipeline():
-    dense, tokens, targets = dense_gradients(4)
-    pipeline = Pipeline(SHAPE, make_mesh("cpu", 2, 1), num_microbatches=4, p=0.0, dtype=torch.float64)
+    dense, tokens, targets, _ = dense_step(4)
+    pipeline = pipeline_of((2, 1, 1, 4), p=0.0, dtype=torch.float64)
     for part in pipeline.parts:
         load_dense(part, part_of_state(dense, part), pipeline.tp)
         use_main_gradients(part)

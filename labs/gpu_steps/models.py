@@ -16,15 +16,19 @@ def _inputs(s: int, b: int, v: int) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "labels": ids, "position_ids": torch.arange(s).expand(b, s)}
 
 
+def _llama(s: int, h: int, a: int, k: int, f: int, l: int, v: int, **more: Any) -> nn.Module:  # noqa: E741
+    config = LlamaConfig(
+        hidden_size=h, intermediate_size=f, num_hidden_layers=l, num_attention_heads=a, num_key_value_heads=k,
+        vocab_size=v, max_position_embeddings=max(s, 16), use_cache=False, **more,
+    )  # fmt: skip
+    return AutoModelForCausalLM.from_config(config)
+
+
 def llama_1b(
     s: int = 2048, b: int = 2, h: int = 2048, a: int = 32, k: int = 8, f: int = 8192, l: int = 16, v: int = 128_256
 ) -> tuple[nn.Module, dict[str, torch.Tensor]]:
     """Make Hugging Face's Llama 3.2 1B, whose output layer uses the word embedding's weight."""
-    config = LlamaConfig(
-        hidden_size=h, intermediate_size=f, num_hidden_layers=l, num_attention_heads=a, num_key_value_heads=k,
-        vocab_size=v, max_position_embeddings=max(s, 16), tie_word_embeddings=True, use_cache=False,
-    )  # fmt: skip
-    return AutoModelForCausalLM.from_config(config), _inputs(s, b, v)
+    return _llama(s, h, a, k, f, l, v, tie_word_embeddings=True), _inputs(s, b, v)
 
 
 def llama_8b_lora(
@@ -33,13 +37,9 @@ def llama_8b_lora(
     """Make Hugging Face's Llama 3 8B with PEFT's LoRA adapters of rank 16 at all linears of the layers."""
     from peft import LoraConfig, get_peft_model
 
-    config = LlamaConfig(
-        hidden_size=h, intermediate_size=f, num_hidden_layers=l, num_attention_heads=a, num_key_value_heads=k,
-        vocab_size=v, max_position_embeddings=max(s, 16), use_cache=False,
-    )  # fmt: skip
     adapters = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
     # PEFT would keep the adapters in float32, and a float32 copy of every input beside them.
-    model = get_peft_model(AutoModelForCausalLM.from_config(config), adapters, autocast_adapter_dtype=False)
+    model = get_peft_model(_llama(s, h, a, k, f, l, v), adapters, autocast_adapter_dtype=False)
     return model, _inputs(s, b, v)
 
 

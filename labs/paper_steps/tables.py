@@ -125,7 +125,7 @@ def figure9_parts(name: str, entries: Entries) -> list[RenderableType]:
     return parts
 
 
-def bytes_table(title: str, entries: Entries, headings: Mapping[str, str] = SIZES) -> Group:
+def bytes_table(title: str, entries: Entries) -> Group:
     """Make tables of bytes, one for each model, with a line for each entry.
 
     The columns are predicted, extra (predicted, but not counted by the paper), measured, and measured minus both
@@ -134,10 +134,9 @@ def bytes_table(title: str, entries: Entries, headings: Mapping[str, str] = SIZE
     Args:
         title: the line above all tables.
         entries: the entries to show, with bytes as their unit.
-        headings: the line above a model's table, by the model's name.
     """
     lines = [[entry.quantity, *counted(entry)] for entry in entries]
-    return paper_table(title, ["", "predicted", "extra", "measured", "diff."], entries, lines, headings, notes=True)
+    return paper_table(title, ["", "predicted", "extra", "measured", "diff."], entries, lines, SIZES, notes=True)
 
 
 def counted(entry: PaperEntry) -> list[str]:
@@ -165,23 +164,22 @@ def percent_table(title: str, entries: Entries, headings: Mapping[str, str] = NA
     return paper_table(title, ["percent", "paper", "ours", "measured", "ours − paper"], entries, lines, headings)
 
 
-def flops_table(title: str, entries: Entries, headings: Mapping[str, str] = BATCHES) -> Group:
+def flops_table(title: str, entries: Entries) -> Group:
     """Make tables of FLOPs in units of 10¹⁵, one for each model; their column of differences is in single FLOPs.
 
     Args:
         title: the line above all tables.
         entries: the entries to show, with "FLOPs" as their unit.
-        headings: the line above a model's table, by the model's name.
     """
     lines = []
     for entry in entries:
         found = (entry.printed, entry.ours_formula, entry.measured)
         cells = ("" if number is None else f"{float(number / 10**15):,.4f}" for number in found)
         lines.append([entry.quantity, *cells, whole(entry.difference)])
-    return paper_table(title, ["10¹⁵ FLOPs", "paper", "ours", "counted", "diff."], entries, lines, headings)
+    return paper_table(title, ["10¹⁵ FLOPs", "paper", "ours", "counted", "diff."], entries, lines, BATCHES)
 
 
-def ranks_table(title: str, entries: Entries, outputs: Mapping[int, int], headings: Mapping[str, str] = SIZES) -> Group:
+def ranks_table(title: str, entries: Entries, outputs: Mapping[int, int]) -> Group:
     """Make figure 9's table: for each pipeline rank the bytes that it saves, and the bytes of its stage's outputs.
 
     The rank would hold the outputs in addition if it did not free them after sending them (appendix B).
@@ -190,11 +188,10 @@ def ranks_table(title: str, entries: Entries, outputs: Mapping[int, int], headin
         title: the line above the table.
         entries: for each line of the table, the entry with the bytes that the rank saves.
         outputs: bytes of the stage's outputs, by the number of the pipeline rank.
-        headings: the line above a model's table, by the model's name.
     """
     lines = [[entry.quantity, *counted(entry), whole(outputs[entry.pipeline_rank or 0])] for entry in entries]
     header = ["", "predicted", "extra", "measured", "diff.", "outputs"]
-    return paper_table(title, header, entries, lines, headings)
+    return paper_table(title, header, entries, lines, SIZES)
 
 
 def paper_table(

@@ -179,7 +179,7 @@ checks.show()
 from actmem.parallel.rng import DropoutMask
 
 mask = DropoutMask(0.1, torch.Generator().manual_seed(1234))
-drop = lambda x: mask(x).drop(x)
+drop = lambda x: mask(x).apply(x)
 over_v = 2 * a * s**2 * b + 2 * s * b * h
 checks.add("dropout of our layer", [(a * s**2 * b, saved_bytes(drop, scores))])
 checks.add("dropout of PyTorch, on a CPU", [(2 * a * s**2 * b, saved_bytes(nn.Dropout(), scores))])

@@ -70,8 +70,8 @@ def store_of_each(actions: Mapping[str, str], stores: Mapping[str, Store]) -> di
 
 
 #: Functions that are told of every tensor that a layer names.  Each is called with three arguments: a tuple of names,
-#: the tuple of their tensors, and ``also``, one name for all unnamed tensors that autograd has saved since the previous
-#: call ("" if there are none).  A ledger adds its own function to this list while it records.
+#: the tuple of their tensors, and ``by_product``, one name for all unnamed tensors that autograd has saved since the
+#: previous call ("" if there are none).  A ledger adds its own function to this list while it records.
 NAME_READERS: list[Callable[[tuple[str, ...], tuple[Tensor, ...], str], None]] = []
 
 
@@ -140,20 +140,22 @@ class NamedForward:
             self._note(name, tensor)
         return tensor
 
-    def __call__(self, names: str | tuple[str, ...], function: Callable, *sources: Any, also: str = "") -> Any:
+    def __call__(self, names: str | tuple[str, ...], function: Callable, *sources: Any, by_product: str = "") -> Any:
         """Return ``function(*sources)`` and note this call as the recipe of the result.
 
         Args:
             names: the result's name, or a tuple with one name for each of several results.
             function: computes the result, a tensor or a tuple of tensors; backward may call it again.
             sources: its arguments. Each tensor among them must have a name already, from ``input`` or from such a call.
-            also: the name of what ``function`` saves besides sources, results and weights, such as a norm's statistics;
-                "" if it saves nothing else.
+            by_product: the name of what ``function`` saves besides sources, results and weights, such as a norm's
+                statistics; "" if it saves nothing else.
         """
         values = function(*sources)
-        return self.add(names, values, function, *sources, also=also)
+        return self.add(names, values, function, *sources, by_product=by_product)
 
-    def add(self, names: str | tuple[str, ...], values: Any, function: Callable, *sources: Any, also: str = "") -> Any:
+    def add(
+        self, names: str | tuple[str, ...], values: Any, function: Callable, *sources: Any, by_product: str = ""
+    ) -> Any:
         """Name tensors that are already computed, and note how backward can compute them again.
 
         Args:
@@ -162,24 +164,25 @@ class NamedForward:
             function: computes the tensors again: ``function(*sources)`` must return ``values``. It may run without
                 autograd.
             sources: its arguments. Each tensor among them must have a name already.
-            also: the name of what else ``function`` saves for backward, such as a norm's statistics; "" for nothing.
+            by_product: the name of what else ``function`` saves for backward, such as a norm's statistics; "" for
+                nothing.
 
         Returns: ``values``.
         Raises: RuntimeError if a tensor is dropped and one of the names has been given already in this forward pass.
         """
         for tell in NAME_READERS:
-            tell(as_tuple(names), as_tuple(values), also)
+            tell(as_tuple(names), as_tuple(values), by_product)
         if self.dropped:
             names, results = as_tuple(names), as_tuple(values)
-            if twice := (self.views.keys() | self.recipes.keys()) & {*names, also} - {""}:
+            if twice := (self.views.keys() | self.recipes.keys()) & {*names, by_product} - {""}:
                 raise RuntimeError(f"{min(twice)!r} names two tensors of one forward pass: give each its own name")
             # Sources first: a result can be a view of a source, and then its name replaces the source's.
             views, read = [TensorView.of(value) for value in results], [self._source(source) for source in sources]
-            recipe = RepeatableCall(names, views, function, read, also)
+            recipe = RepeatableCall(names, views, function, read, by_product)
             for name, value in zip(names, results):
                 self._note(name, value)
-            self.recipes.update(dict.fromkeys((*names, also), recipe))
-            self._decide_rest(also)
+            self.recipes.update(dict.fromkeys((*names, by_product), recipe))
+            self._decide_rest(by_product)
         return values
 
     def check_parameters(self, module: nn.Module, value: Tensor) -> Tensor:
@@ -222,11 +225,11 @@ class NamedForward:
             self._undecided.append((slot, tensor.detach()))
         return slot
 
-    def _decide_rest(self, also: str) -> None:
+    def _decide_rest(self, by_product: str) -> None:
         # Deciding can end a second run around this one (rule 3 of ``recompute``), which must leave nothing undecided.
         undecided, self._undecided = self._undecided, []
         for slot, tensor in undecided:
-            self._decide(slot, tensor, self._name_of(tensor) or ("" if slot.is_weight else also))
+            self._decide(slot, tensor, self._name_of(tensor) or ("" if slot.is_weight else by_product))
 
     def _decide(self, slot: Slot, tensor: Tensor, name: str) -> None:
         """Leave the slot of a dropped name empty; for any other name keep the tensor (rule 2)."""
@@ -308,15 +311,16 @@ class NamedForward:
 
         Returns: by name, each result of this run and the TensorView that the first run's result had.
         """
-        saves_also = recipe.also in self.dropped  # then autograd must save again what it saved in the first run
-        sources = [self._value(each, saves_also) if isinstance(each, RecipeSource) else each for each in recipe.sources]
+        # If the by-product was dropped, autograd must save again what it saved in the first run.
+        saves = recipe.by_product in self.dropped
+        sources = [self._value(each, saves) if isinstance(each, RecipeSource) else each for each in recipe.sources]
         saved: list[Tensor] = []  # each without its graph, which holds the hook that holds this list
 
         def save(tensor: Tensor) -> None:
             if not (tensor.is_leaf and tensor.requires_grad):  # else a weight, or a source
                 saved.append(tensor.detach())
 
-        with second_run(self.autocast, save if saves_also else None, self._parameters):
+        with second_run(self.autocast, save if saves else None, self._parameters):
             values = as_tuple(recipe.function(*sources))
         results = {}
         for name, view, value in zip(recipe.names, recipe.views, values):
@@ -324,15 +328,15 @@ class NamedForward:
             for slot in self.alive(name):
                 if not slot.kept:
                     slot.tensor = slot.view.on(*results[name])
-        if saves_also:
+        if saves:
             named = {id(tensor.untyped_storage()) for tensor in (*sources, *values) if isinstance(tensor, Tensor)}
             saved = [tensor for tensor in saved if id(tensor.untyped_storage()) not in named]
-            slots = self.slots.get(recipe.also, [])
+            slots = self.slots.get(recipe.by_product, [])
             if len(saved) < len(slots):
-                raise RuntimeError(f"{recipe.also}: the second run saved {len(saved)} tensors, the first more")
+                raise RuntimeError(f"{recipe.by_product}: the second run saved {len(saved)} tensors, the first more")
             for reference, tensor in zip(slots, saved):
                 if (waiting := reference()) is not None:
-                    waiting.tensor = waiting.view.checked(recipe.also, tensor)
+                    waiting.tensor = waiting.view.checked(recipe.by_product, tensor)
         return results
 
     def _value(self, source: RecipeSource, with_grad: bool) -> Tensor:
@@ -472,14 +476,15 @@ class RepeatableCall(NamedTuple):
         views: shape, strides, offset and dtype of each result.
         function: the function that is called.
         sources: the function's arguments, with a RecipeSource in place of each tensor.
-        also: the name of what else ``function`` saves for backward, such as a norm's statistics; "" for nothing.
+        by_product: the name of what else ``function`` saves for backward, such as a norm's statistics; "" for
+            nothing.
     """
 
     names: tuple[str, ...]
     views: list[TensorView]
     function: Callable
     sources: list
-    also: str
+    by_product: str
 
 
 def as_tuple(values: Any) -> tuple:

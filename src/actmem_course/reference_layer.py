@@ -93,10 +93,10 @@ class Dropouts:
         self._core, self._block = DropoutMask(p, core), DropoutMask(p, block)
 
     def core(self, weights: Tensor) -> Tensor:
-        return self._core(weights).drop(weights)
+        return self._core(weights).apply(weights)
 
     def block(self, x: Tensor) -> Tensor:
-        return self._block(x).drop(x)
+        return self._block(x).apply(x)
 
 
 @dataclass

@@ -81,12 +81,12 @@ class LatentAttention(ParallelModule):
 
     def forward(self, x: Tensor, terms: NamedForward = KEEP_ALL) -> Tensor:
         q = terms("Q latent", self.q_down, x)
-        q = terms("Q up-projection input", self.q_latent_norm, q, also="Q latent norm statistics")
+        q = terms("Q up-projection input", self.q_latent_norm, q, by_product="Q latent norm statistics")
         q = terms("Q", self.queries, q)
         latent = terms("KV latent", self.kv_down, x)
-        y = terms("KV up-projection input", self.normed, latent, also="KV latent norm statistics")
+        y = terms("KV up-projection input", self.normed, latent, by_product="KV latent norm statistics")
         k, v = terms(("K", "V"), self.keys_and_values, y, latent)
-        y = terms("attention projection input", attend_uneven, q, k, v, also="log-sum-exp")
+        y = terms("attention projection input", attend_uneven, q, k, v, by_product="log-sum-exp")
         return terms("attention output", lambda y: row_parallel(y, self.projection, self.tp), y)
 
     def up(self, latent: Tensor, *weights: Tensor) -> list[Tensor]:

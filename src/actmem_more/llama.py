@@ -111,9 +111,9 @@ class LlamaLayer(nn.Module):
 
     def _forward(self, x: Tensor, terms: NamedForward = KEEP_ALL) -> Tensor:
         x = terms.input("norm 1 input", x)
-        y = terms("QKV projection input", self.norm1, x, also="norm 1 statistics")
+        y = terms("QKV projection input", self.norm1, x, by_product="norm 1 statistics")
         x = terms("norm 2 input", torch.add, x, self.attention(y, terms))
-        y = terms(self.mlp_input, self.norm2, x, also="norm 2 statistics")
+        y = terms(self.mlp_input, self.norm2, x, by_product="norm 2 statistics")
         return terms.check_parameters(self, x + self.mlp(y, terms))
 
 
@@ -164,17 +164,17 @@ class GroupedQueryAttention(ParallelModule):
     def forward(self, x: Tensor, terms: NamedForward = KEEP_ALL) -> Tensor:
         if self.qk_norm:
             q, k, v = terms(("Q before its norm", "K before its norm", "V"), self.heads, x)
-            q = terms("Q after its norm", self.q_norm, q, also="Q norm statistics")
+            q = terms("Q after its norm", self.q_norm, q, by_product="Q norm statistics")
             q = terms("Q", self.turned, q, self.context.enter_query)
-            k = terms("K after its norm", self.k_norm, k, also="K norm statistics")
+            k = terms("K after its norm", self.k_norm, k, by_product="K norm statistics")
             k = terms("K", self.turned, k, self.context.enter_key)
         else:
             q, k, v = terms(("Q", "K", "V"), self.turned_heads, x)
         if self.context.is_ulysses:
-            y = terms("attention output before all-to-all", self.core, q, k, v, also="log-sum-exp")
+            y = terms("attention output before all-to-all", self.core, q, k, v, by_product="log-sum-exp")
             y = terms("attention projection input", self.to_tokens, y)
         else:
-            y = terms("attention projection input", self.attend, q, k, v, also="log-sum-exp")
+            y = terms("attention projection input", self.attend, q, k, v, by_product="log-sum-exp")
         return terms("attention output", lambda y: row_parallel(y, self.projection, self.tp), y)
 
     def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -322,6 +322,6 @@ class LlamaStage(ModelPart):
             x = layer(x)
         if self.is_last:
             x = KEEP_ALL.input("final RMSNorm input", x)
-            x = KEEP_ALL("output layer input", self.final_norm, x, also="final RMSNorm statistic")
+            x = KEEP_ALL("output layer input", self.final_norm, x, by_product="final RMSNorm statistic")
             x = self.output(x, (self.words if self.shape.tied_embeddings else self.head).weight)
         return x

@@ -83,7 +83,11 @@ def _attention(gpu: Gpu, original):
     def run(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
         kernel = "math"
         if query.is_cuda and query.dim() == 4:
-            kernel = attention_kernel(gpu, _call(query, key, value, attn_mask, dropout_p, is_causal))
+            heads, lengths = (query.shape[1], key.shape[1]), (query.shape[2], key.shape[2])
+            sizes = query.shape[3], value.shape[3], *heads, *lengths
+            dtype = str(query.dtype).removeprefix("torch.")
+            call = AttentionCall(dtype, *sizes, attn_mask is not None, is_causal, dropout_p)
+            kernel = attention_kernel(gpu, call)
         if kernel == "math":
             return original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         width, scale = query.shape[-1], query.shape[-1] ** -0.5 if scale is None else scale
@@ -98,14 +102,6 @@ def _attention(gpu: Gpu, original):
         return efficient_attention(query, key, value, bias, True, dropout_p, is_causal, scale=scale)[0]
 
     return run
-
-
-def _call(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, causal: bool
-) -> AttentionCall:
-    dtype = str(query.dtype).removeprefix("torch.")
-    heads, lengths = (query.shape[1], key.shape[1]), (query.shape[2], key.shape[2])
-    return AttentionCall(dtype, query.shape[3], value.shape[3], *heads, *lengths, mask is not None, causal, dropout)
 
 
 def _bias(mask: Tensor, query: Tensor, key: Tensor, kernel: str) -> Tensor:

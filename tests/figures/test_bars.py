@@ -21,9 +21,8 @@ from actmem_more.llama_terms import llama_rows
 from actmem_more.loss_peak import LOSSES, loss_peak_rows
 
 LLAMA = LLAMA_MODELS["llama3-8b"]
-GPT3, SMALL = model_shape("175B"), model_shape("22B")
+GPT3 = model_shape("175B")
 LONG, CUT = LLAMA.with_sizes(seq_length=131072), Parallel(8, True)
-MODES = ("none", "selective", "elementwise", "full")
 
 
 def bars_of(drawing):

@@ -160,12 +160,11 @@ def test_a_one_sided_router_fills_one_rank():
 
 
 @pytest.mark.by_day(2)
-@pytest.mark.parametrize("mode", ["none", "selective"])
 @pytest.mark.parametrize("parallel", [Parallel(8, True, 4), Parallel(8, True, 4, 2), Parallel(2, True, 8)], ids=str)
-def test_ranks_hold_the_formulas_bytes_at_their_peaks(parallel, mode):
-    drawings = [pipeline_picture(SMALL, parallel, 8, moment, mode) for moment in pipeline_moments(parallel, 8)]
+def test_ranks_hold_the_formulas_bytes_at_their_peaks(parallel):
+    drawings = [pipeline_picture(SMALL, parallel, 8, moment) for moment in pipeline_moments(parallel, 8)]
     layers = in_flight(parallel, 0, 8) * layers_per_chunk(SMALL, parallel)
-    assert max(map(held_by_rank_0, drawings)) == layers * layer_bytes(SMALL, parallel, mode)
+    assert max(map(held_by_rank_0, drawings)) == layers * layer_bytes(SMALL, parallel)
     assert held_by_rank_0(drawings[-1]) == 0
     for drawing in drawings:
         assert_valid(drawing)

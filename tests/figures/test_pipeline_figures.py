@@ -13,7 +13,6 @@ from actmem_course.others.timeline import memory_curve, timeline
 
 GPT3 = model_shape("175B")
 CUT = Parallel(8, True)
-GIB = 2**30
 SIZES = [(1, 1, 1), (2, 1, 3), (4, 1, 8), (8, 1, 24), (4, 3, 8), (8, 3, 8), (2, 4, 2)]
 
 

@@ -6,7 +6,8 @@ import pytest
 
 from actmem.config import PAPER_MODELS, TINY, ConfigError
 from actmem_course.lab_tools import machine
-from actmem_course.lab_tools.options import layer_shapes, shortened
+from actmem_course.lab_tools.options import described, layer_shapes
+from actmem_course.ranks import Ranks
 
 SIZES = dict.fromkeys(("seq_length", "micro_batch_size", "hidden_size", "num_attention_heads"))
 LARGE = PAPER_MODELS["22B"].shape
@@ -29,8 +30,8 @@ def test_on_gpus_the_22b_layer_with_as_many_tokens_as_fit(room, tokens, monkeypa
     shapes = layer_shapes(asked("cuda"))
     shape = machine.first_that_fits({shape: shape.seq_length for shape in shapes}, asked("cuda"))
     assert shape == LARGE.with_sizes(seq_length=tokens)
-    more = f"The 22B model's layer with {tokens} of its 2,048 tokens: more do not fit."
-    assert shortened(shape) == ("" if tokens == 2048 else more)
+    more = f"\nThe 22B model's layer with {tokens} of its 2,048 tokens: more do not fit."
+    assert described(shape, Ranks(0, 1, "cpu", False), "float32").endswith(more) == (tokens < 2048)
 
 
 def test_where_nothing_fits_one_line_says_what_is_needed(monkeypatch):

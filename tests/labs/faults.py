@@ -106,11 +106,10 @@ class Started:
         return not left and seconds < LIMIT_SECONDS
 
 
-def planted(folder, fault, place="forward", torchrun=False, lab="measure_parity.py", **environment):
+def planted(folder, fault, place="forward", torchrun=False, **environment):
     """Start a lab on two ranks where rank 1 comes to harm."""
-    script = Path(folder) / lab
-    values = {"fault": FAULTS[fault], "place": place, "path": str(LABS / lab)}
-    script.write_text(_SCRIPT.format(**values))
+    script = Path(folder) / "measure_parity.py"
+    script.write_text(_SCRIPT.format(fault=FAULTS[fault], place=place, path=str(LABS / script.name)))
     command = [*TORCHRUN, str(script)] if torchrun else [sys.executable, str(script), "--ranks", "2"]
     return Started(command, folder, **environment)
 

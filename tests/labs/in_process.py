@@ -14,7 +14,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from actmem_course import launch
 from actmem_course.launch import LABS
 from actmem_course.rank_store import connect
 from actmem_course.ranks import Ranks
@@ -58,19 +57,14 @@ def _on_this_rank(script, arguments):
             del os.environ[name]
 
 
-def shown_in_80_columns(script, *arguments, processes=0):
-    """What a lab prints, here or on ranks of its own: no line but a file's name is wider, and nothing is cut off."""
-    if processes:
-        done = launch.run(script, *arguments, processes=processes)
-        code, shown = done.returncode, done.stdout
-        assert code == 0, shown + done.stderr
-    else:
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed), pytest.MonkeyPatch.context() as patch:
-            patch.setenv("COLUMNS", "80")
-            patch.setattr(sys, "argv", [script, *map(str, arguments)])
-            code, shown = lab_module(script).main.__wrapped__(), printed.getvalue()
-        assert code == 0, shown
+def shown_in_80_columns(script, *arguments):
+    """What a lab prints: no line but a file's name is wider, and nothing is cut off."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "80")
+        patch.setattr(sys, "argv", [script, *map(str, arguments)])
+        code, shown = lab_module(script).main.__wrapped__(), printed.getvalue()
+    assert code == 0, shown
     lines = (line for line in shown.splitlines() if not line.startswith("wrote"))
     assert "…" not in shown and all(len(line.rstrip()) <= 80 for line in lines)
     return shown

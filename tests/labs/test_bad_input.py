@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from actmem_course.judge.outline import load_lab
 from actmem_course.process import cause_of
@@ -78,11 +79,16 @@ def test_judged_labs(typed, monkeypatch, capsys, tmp_path):
 
 
 def test_an_error_is_one_line():
-    allocator = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"
-    assert cause_of(RuntimeError(f"{allocator}\nC++ stack")) == (
-        "out of memory: err == 0. DefaultCPUAllocator: can't allocate memory: you tried"
-    )
+    with pytest.raises(RuntimeError) as no_memory:
+        torch.empty(2**60, dtype=torch.uint8)
+    assert cause_of(no_memory.value).startswith("out of memory: err == 0. DefaultCPUAllocator: can't allocate memory")
+    memory = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has")
+    assert cause_of(memory) == f"out of memory: {memory}"
     assert cause_of(MemoryError()) == "out of memory"
+    nccl, last = "NCCL error in: /x/NCCLUtils.cpp:94, unhandled system error", "Error while creating shared memory"
+    assert (
+        cause_of(dist.DistBackendError(f"{nccl}\nncclSystemError: failed.\nLast error:\n{last}")) == f"{nccl}: {last}"
+    )
     assert cause_of(OSError(28, "No space left on device", "a.json")) == "cannot write a.json: No space left on device"
     assert cause_of(ValueError("one\ntwo")) == "ValueError: one"
     refused = ConnectionRefusedError(111, "Connection refused")

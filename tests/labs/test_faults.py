@@ -6,11 +6,8 @@ import sys
 from typing import Any
 
 import pytest
-import torch
-import torch.distributed as dist
 
 from actmem_course import launch
-from actmem_course.process import cause_of
 from tests.labs.faults import Started, listening, planted
 from tests.labs.in_process import shown_in_80_columns
 from tests.labs.learners import learner_file
@@ -48,19 +45,6 @@ def test_a_fault_is_one_line_that_names_a_rank_and_the_cause(fault, planting, sa
     code, output, (line,) = run.end()
     assert (code, output) == (1, "") and re.match(f"measure_parity.py: {said}", line), line
     assert run.nothing_is_left()
-
-
-def test_errors_of_torch_keep_their_cause():
-    memory = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has")
-    assert cause_of(memory) == f"out of memory: {memory}"
-    with pytest.raises(RuntimeError) as no_memory:
-        torch.empty(2**60, dtype=torch.uint8)
-    assert cause_of(no_memory.value).startswith("out of memory: ")
-    nccl = "NCCL error in: /x/NCCLUtils.cpp:94, unhandled system error, NCCL version 2.27.5"
-    last = "Error while creating shared memory segment /dev/shm/nccl-4t5 (size 9637888)"
-    assert (
-        cause_of(dist.DistBackendError(f"{nccl}\nncclSystemError: failed.\nLast error:\n{last}")) == f"{nccl}: {last}"
-    )
 
 
 # By day the parent of judged ranks is killed, below.

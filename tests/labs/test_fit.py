@@ -1,17 +1,11 @@
 """``labs/fit.py``: what it predicts is what it counts, and what it says of a try."""
 
-import runpy
-import sys
-from pathlib import Path
-
+import fit
 import pytest
 
 from actmem.config import PAPER_MODELS, Parallel
 from actmem.ledger.emulate import emulated_rank
 
-LABS = Path(__file__).parents[2] / "labs"
-sys.path.insert(0, str(LABS))
-FIT = runpy.run_path(str(LABS / "fit.py"))
 SHAPE = PAPER_MODELS["22B"].shape.with_sizes(num_layers=2)
 
 
@@ -20,17 +14,17 @@ SHAPE = PAPER_MODELS["22B"].shape.with_sizes(num_layers=2)
 )
 def test_the_bill_is_what_is_counted(tensor, sequence, recompute):
     parallel = Parallel(8 if tensor else 1, sequence, micro_batch_size=SHAPE.micro_batch_size)
-    bill = FIT["predicted"](SHAPE, parallel, recompute, "cpu")
+    bill = fit.predicted(SHAPE, parallel, recompute, "cpu")
     with emulated_rank(8):
-        counted = FIT["counted_peak"](SHAPE, tensor, sequence, recompute)
+        counted = fit.counted_peak(SHAPE, tensor, sequence, recompute)
     mask, token_ids = 2 * SHAPE.seq_length**2, 8 * SHAPE.micro_batch_size * SHAPE.seq_length
     loss = 4  # one float32, the caller's
     assert counted == bill.bytes + mask + token_ids + loss
 
 
 def run(monkeypatch, *options):
-    monkeypatch.setattr(sys, "argv", ["fit.py", *options])
-    return FIT["main"]()
+    monkeypatch.setattr("sys.argv", ["fit.py", *options])
+    return fit.main()
 
 
 def test_a_try_that_fits_hears_what_would_do(monkeypatch, capsys):

@@ -14,8 +14,6 @@ from gpu_steps.strangers import Predictions
 from actmem_course import launch
 from tests.patience import SECONDS
 
-SCRIPT = "measure_gpu.py"
-
 
 def test_a_step_that_fails_is_noted_and_the_next_one_runs(tmp_path):
     path = tmp_path / "results.json"

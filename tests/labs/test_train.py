@@ -44,8 +44,9 @@ def test_bad_input_is_one_line(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("num_bytes", [5, 10**9])
-def test_too_little_text(tmp_path, num_bytes):
+def test_too_little_text(tmp_path, num_bytes, monkeypatch):
     (tmp_path / "a.py").write_text("1234")
+    monkeypatch.setattr("sysconfig.get_paths", lambda: {"stdlib": str(tmp_path)})
     said = rf"{num_bytes:,} bytes of text are asked for, .* has 4: is Python installed without"
     with pytest.raises(ConfigError, match=said):
-        standard_library(num_bytes, folder=tmp_path)
+        standard_library(num_bytes)

@@ -143,6 +143,8 @@ class Hidden(torch.autograd.Function):
     def forward(ctx, x, where):
         if where == "attribute":
             ctx.hidden = x.clone()
+        elif where == "container":
+            ctx.hidden = {"deep": (x.clone(),)}
         elif where == "input":
             ctx.hidden = x
         else:
@@ -155,6 +157,7 @@ class Hidden(torch.autograd.Function):
 
 
 run(B, lambda m, x: Hidden.apply(x, "attribute"), x, name="ctx_attribute")
+run(B, lambda m, x: Hidden.apply(x, "container"), x, name="ctx_container")
 run(B, lambda m, x: Hidden.apply(x, "object"), x, name="ctx_object")
 run(B, lambda m, x: Hidden.apply(x + 0, "input"), x, name="ctx_attribute_of_an_activation")
 run(B, lambda m, x: Hidden.apply(x, "input"), x, name="ctx_attribute_of_the_input")

@@ -26,14 +26,9 @@ def gelu_by_hand(m, x):
     return 0.5 * x * (1 + torch.tanh(0.8 * (x + 0.04 * torch.pow(x, 3))))
 
 
-class UpcastNorm(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(8, dtype=torch.bfloat16))
-
-    def forward(self, x):
-        wide = x.float()
-        return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).bfloat16()
+def upcast_norm(m, x):
+    wide = x.float()
+    return m.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).bfloat16()
 
 
 def heads(count=A, dtype=torch.float32):
@@ -52,32 +47,15 @@ def swiglu(m, x):
     return F.silu(x + 1) * (x - 1)
 
 
-class Types(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.ids = nn.Buffer(torch.zeros(8, dtype=torch.int64))
-
-    def forward(self, index):
-        return self.ids.gather(0, index)
-
-
-class CopiedExperts(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.experts = nn.Parameter(torch.ones(3, 8, 8))
-
-    def forward(self, x, choice):
-        return torch.bmm(x.unsqueeze(1), self.experts[choice])
-
-
+TYPES = Run(lambda m, index: m.ids.gather(0, index), ids=nn.Buffer(torch.zeros(8, dtype=torch.int64)))
 IDS = torch.arange(4) % 3
 PLANTED = {
     "GeLU in several operations": (Run(gelu_by_hand), (x(),)),
-    "norms in float32": (Run(lambda m, x: m.norm(x), norm=UpcastNorm()), (x(dtype=torch.bfloat16),)),
+    "norms in float32": (Run(lambda m, x: m.norm(x), norm=Run(upcast_norm, weight=nn.Parameter(torch.ones(8, dtype=torch.bfloat16)))), (x(dtype=torch.bfloat16),)),
     "attention that keeps s²": (Run(lambda m, q: attention(m, q, q, q, dropout_p=0.1)), (heads(),)),
     "repeated K and V": (Run(lambda m, q, k: attention(m, q, k[:, :, None].expand(1, 2, 2, S, D).reshape(1, A, S, D), q)), (heads(), heads(2))),
     "SiLU kept twice": (Run(swiglu), (x(),)),
-    "expert weights copied per token": (CopiedExperts(), (x(), IDS)),
+    "expert weights copied per token": (Run(lambda m, x, choice: torch.bmm(x.unsqueeze(1), m.experts[choice]), experts=nn.Parameter(torch.ones(3, 8, 8))), (x(), IDS)),
     "masks of s²": (Run(lambda m, q: masked(q @ q.mT).softmax(-1) @ q), (heads(),)),
     "attention that keeps s² for learned queries": (Run(lambda m, x: (m.q(m.ask.weight) @ x.mT).softmax(-1) @ x, q=nn.Linear(8, 8), ask=nn.Linear(8, 5)), (x(2, 4, 8),)),
     "GELU kept twice": (Run(lambda m, x: F.gelu(x + 1) * (x - 1)), (x(),)),
@@ -92,7 +70,7 @@ CLEAN = {
     "a mask beside a fused kernel": (Run(lambda m, q, mask: F.scaled_dot_product_attention(q, q, q, mask.detach()[:, None, None])), (heads(), x(1, S))),
     "a float32 norm of float32": (Run(lambda m, x, y: m.norm(x) * y.float(), norm=nn.LayerNorm(8)), (x(), x(dtype=torch.bfloat16))),
     "an expanded tensor": (Run(lambda m, x: x[:, None].expand(4, 2, 8).reshape(8, 8).sin()), (x(),)),
-    "token types": (Run(lambda m, x, i: m.words(m.types(i)) + x, words=nn.Embedding(3, 8), types=Types()), (x(), IDS)),
+    "token types": (Run(lambda m, x, i: m.words(m.types(i)) + x, words=nn.Embedding(3, 8), types=TYPES), (x(), IDS)),
     "attention of channels": (Run(lambda m, x: (x @ x.mT).softmax(-1) @ x), (x(1, 8, 300),)),
     "a gate of a sigmoid": (Run(lambda m, x: x * torch.sigmoid(x)), (x(),)),
     "tanh in a cell": (Run(lambda m, x: torch.tanh(x + 1) * (x + 2) * torch.sigmoid(x)), (x(),)),

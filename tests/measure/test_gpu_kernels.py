@@ -16,34 +16,24 @@ from tests.measure.test_no_device import needs_build
 from tests.models_of_others import Of
 
 
-class Block(nn.Module):
+def block(call):
     """Attention with dropout, called as ``call`` does."""
-
-    def __init__(self, call):
-        super().__init__()
-        self.project, self.call = nn.Linear(32, 96), call
-
-    def forward(self, x):
-        return self.call(*self.project(x).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4))
+    run = lambda m, x: call(*m["project"](x).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4))  # noqa: E731
+    return Of(run, project=nn.Linear(32, 96))
 
 
-class OfTorch(nn.Module):
+def of_torch():
     """Which calls it by position."""
-
-    def __init__(self):
-        super().__init__()
-        self.attention = nn.MultiheadAttention(32, 4, dropout=0.1, batch_first=True)
-
-    def forward(self, x):
-        return self.attention(x, x, x, need_weights=False)[0]
+    run = lambda m, x: m["attention"](x, x, x, need_weights=False)[0]  # noqa: E731
+    return Of(run, attention=nn.MultiheadAttention(32, 4, dropout=0.1, batch_first=True))
 
 
 ATTENTION = {
-    "attribute": lambda: Block(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, dropout_p=0.1)),
-    "imported": lambda: Block(lambda q, k, v: attention_by_name(q, k, v, dropout_p=0.1)),
-    "positional": lambda: Block(lambda q, k, v: attention_by_name(q, k, v, None, 0.1, True)),
-    "in C++": lambda: Block(lambda q, k, v: torch.ops.aten.scaled_dot_product_attention(q, k, v, dropout_p=0.1)),
-    "torch's layer": OfTorch,
+    "attribute": lambda: block(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, dropout_p=0.1)),
+    "imported": lambda: block(lambda q, k, v: attention_by_name(q, k, v, dropout_p=0.1)),
+    "positional": lambda: block(lambda q, k, v: attention_by_name(q, k, v, None, 0.1, True)),
+    "in C++": lambda: block(lambda q, k, v: torch.ops.aten.scaled_dot_product_attention(q, k, v, dropout_p=0.1)),
+    "torch's layer": of_torch,
 }
 
 

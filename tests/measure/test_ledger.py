@@ -2,12 +2,11 @@
 
 import gc
 import weakref
-from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import checkpoint
 
 from actmem import recompute
 from actmem.config import TINY
@@ -16,7 +15,7 @@ from actmem.ledger import storages
 from actmem.ledger.ledger_tables import UNSAVED
 from actmem.ledger.recorder import record
 from actmem.recipes import RECOMPUTE_MODES
-from tests.measure.corner_cases import STATE, B, Run, ledger_of, x
+from tests.measure.corner_cases import CASES, STATE, B, Run, ledger_of, x
 
 
 def test_names_module_op_argument_and_line():
@@ -141,56 +140,26 @@ def test_the_ledger_keeps_nothing_alive_itself():
     assert result() is None and not ledger.storages()
 
 
-class Keeps(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.near, ctx.parts = x * 2, {"deep": (x * 3, x)}
-        return x * 4
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad * 4
-
-
-class Cached(nn.Module):
-    def forward(self, x):
-        self.cache = [x.detach() + 1]
-        return x + 1
-
-
-def _on_cpu(m, x):
-    with torch.autograd.graph.save_on_cpu():
-        return m.b(torch.relu(m.a(x)))
-
-
-def _selective(m, x):
-    def context():
-        return create_selective_checkpoint_contexts([torch.ops.aten.addmm.default])
-
-    return checkpoint(lambda y: m.a(y).relu(), x, use_reentrant=False, context_fn=context, preserve_rng_state=False)
-
-
-CTX, HOOKS = "an attribute of ctx of Keeps", "the hooks of save_on_cpu"
-LINEARS = {"a": nn.Linear(8, 8), "b": nn.Linear(8, 8)}
-#: Each module is made in its test: what was there when a process froze its objects (gc.freeze) is no holder that can be found.
-HOLDERS: dict[str, tuple[Callable[[], nn.Module], list[tuple[str, str]]]] = {
-    "ctx, near and deep": (lambda: Run(lambda m, x: Keeps.apply(m.a(x)), **LINEARS), [("addmm", CTX), ("mul", CTX), ("mul", CTX)]),
-    "a module": (Cached, [("add", "an attribute of Cached")]),
-    # On a CPU save_on_cpu holds the tensors themselves: the input and relu's result.
-    "hooks in the block": (lambda: Run(_on_cpu, **LINEARS), [("linear", HOOKS), ("relu", HOOKS)]),
-    "selective checkpointing": (lambda: Run(_selective, **LINEARS), [("addmm", "the cache of selective checkpointing")]),
-}  # fmt: skip
+#: Of corner cases: what made the one tensor that autograd didn't save, and who holds it.
+HOLDERS = {
+    "ctx_attribute": ("clone", "an attribute of ctx of Hidden"),
+    "ctx_container": ("clone", "an attribute of ctx of Hidden"),
+    "ctx_attribute_of_an_activation": ("add", "an attribute of ctx of Hidden"),
+    "ctx_object": ("clone", "an object of tests.measure.corner_cases.Anything"),
+    "attribute_of_the_module": ("add", "an attribute of Run"),
+    "saved_on_cpu": ("sin", "the hooks of save_on_cpu"),
+    "selective_list": ("tanh", "the cache of selective checkpointing"),
+}
 
 
 @pytest.mark.parametrize("name", HOLDERS)
 def test_what_autograd_did_not_save_is_listed_with_its_holder(name):
-    make, expected = HOLDERS[name]
-    module = make()
-    ledger = ledger_of(module, x())
-    held = [t for t in ledger.tensors if t.held_by]
-    assert sorted((t.op, t.held_by) for t in held) == expected and {t.bytes for t in held} == {B}
-    assert all(f"held by {holder}" in str(ledger) for _, holder in expected)
-    assert {t.kind for t in ledger.unsaved} <= {UNSAVED}
+    make, _ = CASES[name]
+    module, inputs = make()
+    ledger = ledger_of(module, *inputs)
+    (held,) = [t for t in ledger.tensors if t.held_by]
+    assert ((held.op, held.held_by), held.bytes) == (HOLDERS[name], B)
+    assert f"held by {held.held_by}" in str(ledger) and {t.kind for t in ledger.unsaved} <= {UNSAVED}
 
 
 def test_a_count_that_gloos_threads_still_lower_is_taken_when_it_no_longer_changes(monkeypatch):

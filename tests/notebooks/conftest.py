@@ -1,14 +1,13 @@
 """The browser that the tests of notebooks and of the site share."""
 
 import os
-import warnings
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
 from notebooks.source.pictures import CHROMIUM_FLAGS, chromium
-from tests.notebooks.lab import PATIENCE_SECONDS
+from tests.notebooks.lab import PATIENCE_SECONDS, not_here
 
 pytest.register_assert_rewrite("tests.notebooks.reader")
 
@@ -22,11 +21,7 @@ OFFLINE = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
 def browser():
     path = chromium()
     if path is None:
-        message = "no Chromium here: NOTHING WAS TESTED IN A BROWSER (apt-get install chromium)"
-        if os.environ.get("CI") == "true":
-            pytest.fail(message)
-        warnings.warn(message, stacklevel=1)
-        pytest.skip(message)
+        not_here("no Chromium here: NOTHING WAS TESTED IN A BROWSER (apt-get install chromium)")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=[*CHROMIUM_FLAGS, OFFLINE])
         yield browser

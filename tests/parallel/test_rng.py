@@ -27,7 +27,7 @@ def stream(seed=1):
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 def test_share_dropped(p):
     x = torch.ones(401, 503)  # not a multiple of the four decisions of one draw
-    y = DropoutMask(p, stream())(x).drop(x)
+    y = DropoutMask(p, stream())(x).apply(x)
     dropped = y == 0
     # Six standard deviations of a fair mask, everywhere and in each of the four places of a draw.
     for part in (dropped.flatten(), *(dropped.flatten()[i::4] for i in range(4))):
@@ -40,7 +40,7 @@ def test_share_dropped(p):
 def test_gradient_passes_through_the_mask_of_the_forward():
     x = torch.randn(40, 9, dtype=torch.float64, requires_grad=True)
     mask = DropoutMask(0.3, stream())(x)
-    y = mask.drop(x)
+    y = mask.apply(x)
     y.backward(torch.ones_like(y))
     torch.testing.assert_close(x.grad * x.detach(), y.detach(), rtol=1e-15, atol=0)
 
@@ -49,7 +49,7 @@ def test_backward_lets_go_of_the_mask_while_the_output_lives():
     x = torch.randn(40, 9, requires_grad=True)
     mask = DropoutMask(0.3, stream())(x)
     kept = StorageWeakRef(mask._mask.untyped_storage())
-    y = mask.drop(x)
+    y = mask.apply(x)
     y.backward(torch.ones_like(y), retain_graph=True)
     first, x.grad = x.grad, None
     assert not kept.expired()
@@ -63,7 +63,7 @@ def test_a_mask_drawn_without_gradients_serves_a_forward_with_them():
     x = torch.ones(64, requires_grad=True)
     with torch.no_grad():
         mask = DropoutMask(0.5, torch.Generator().manual_seed(3))(x)
-    dropped = mask.drop(x)
+    dropped = mask.apply(x)
     dropped.sum().backward()
     assert torch.equal(x.grad, dropped)
 
@@ -72,7 +72,7 @@ def test_what_needs_no_gradient_gets_none_by_its_dropout():
     x = torch.randn(40, 9)
     mask = DropoutMask(0.3, stream())(x)
     kept = StorageWeakRef(mask._mask.untyped_storage())
-    assert not mask.drop(x).requires_grad
+    assert not mask.apply(x).requires_grad
     del mask
     assert kept.expired()
 
@@ -80,7 +80,7 @@ def test_what_needs_no_gradient_gets_none_by_its_dropout():
 @pytest.mark.parametrize("mask", [DropoutMask(0.0, stream()), DropoutMask(0.5, stream()).eval()])
 def test_no_dropout_draws_keeps_and_changes_nothing(mask):
     x, before = torch.randn(3, requires_grad=True), mask.generator.get_state()
-    assert mask(x).drop(x) is x and torch.equal(mask.generator.get_state(), before)
+    assert mask(x).apply(x) is x and torch.equal(mask.generator.get_state(), before)
 
 
 @pytest.mark.by_day(1)
@@ -101,9 +101,9 @@ def test_a_layer_in_eval_drops_nothing(recompute):
 def test_a_mask_drops_once(p):
     x = torch.ones(40)
     mask = DropoutMask(p, stream())(x)
-    mask.drop(x)
-    with pytest.raises(RuntimeError, match="drop: this mask has been used"):
-        mask.drop(x)
+    mask.apply(x)
+    with pytest.raises(RuntimeError, match="apply: this mask has been used"):
+        mask.apply(x)
 
 
 def test_default_layers_drop_differently_and_alike_under_one_seed():

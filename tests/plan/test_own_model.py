@@ -249,15 +249,6 @@ def test_a_named_model_in_hugging_faces_code(capsys, tmp_path):
         assert sum(p.numel() for p in model.parameters()) == small.num_parameters
 
 
-SMALL = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 320,
-}
-
-
 def test_what_depends_on_values_says_that_fake_tensors_have_none(capsys):
     assert main(["record", f"{MODELS}:positive", "--at", "s=8,b=2,h=8", "--fake"]) == 2
     assert "depends on values, which fake tensors don't have; record works without --fake" in capsys.readouterr().err
@@ -312,28 +303,28 @@ def test_a_second_name_of_the_number_of_layers_is_set_too():
 
 def test_below_its_window_a_layer_is_billed_without_a_mask():
     pytest.importorskip("transformers")
-    config = ConfigModel({"model_type": "mistral", **SMALL, "num_hidden_layers": 2, "sliding_window": 4096})
+    config = ConfigModel({**LLAMA, "model_type": "mistral", "num_hidden_layers": 2, "sliding_window": 4096})
     assert (config.limits(4095), config.step(4095, 1)) == ((2, 4095), 1)
     assert (config.limits(4096)[0], config.step(8192, 8)) == (4096, 4096)
 
 
 def test_a_scan_of_one_chunk_is_billed_apart():
     pytest.importorskip("transformers")
-    config = ConfigModel({"model_type": "falcon_h1", **SMALL, "num_hidden_layers": 2, "mamba_chunk_size": 32})
+    config = ConfigModel({**LLAMA, "model_type": "falcon_h1", "num_hidden_layers": 2, "mamba_chunk_size": 32})
     assert (config.limits(32), config.limits(64)[0]) == ((2, 63), 64)
 
 
 @pytest.mark.slow
 def test_a_model_of_two_blocks_without_a_formula_has_the_length_that_was_asked_for():
     pytest.importorskip("transformers")
-    given = {"model_type": "qwen3_5_text", **SMALL, "num_hidden_layers": 2, "layer_types": ["linear_attention"] * 2}
+    given = {**LLAMA, "model_type": "qwen3_5_text", "num_hidden_layers": 2, "layer_types": ["linear_attention"] * 2}
     given |= {"linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 16}
     assert solved_target(given, {"s": 64, "b": 2}, "", "bfloat16", [""])[0][""].longest == 64
 
 
 def test_each_layer_may_have_a_window_of_its_own():
     pytest.importorskip("transformers", "5.20")
-    config = ConfigModel({"model_type": "neomme", **SMALL, "num_hidden_layers": 17, "head_dim": 16})
+    config = ConfigModel({**LLAMA, "model_type": "neomme", "num_hidden_layers": 17, "head_dim": 16})
     assert [config.limits(s) for s in (255, 256, 2048)] == [(2, 255), (256, 1023), (1024, config.positions)]
 
 

@@ -5,23 +5,19 @@ from collections import Counter
 import pytest
 import torch
 
-from actmem.config import ConfigError, Parallel
+from actmem.config import Parallel
 from actmem.formulas.communication import PredictedCollective
 from actmem.ledger.comms import count_collectives
 from actmem.ledger.emulate import emulated_rank
-from actmem.rows import by_term, total
+from actmem.rows import total
 from actmem_more.context import layer_groups
 from actmem_more.experts import expert_ranks
 from actmem_more.llama import LlamaStage
 from actmem_more.llama_shape import LatentHeads
 from actmem_more.llama_terms import llama_collectives
 from actmem_tools.measured_parts import run_part
-from actmem_tools.plan.planned_models import PLANNED_MODELS, PlannedLlama, planned_model_of
+from actmem_tools.plan.planned_models import PLANNED_MODELS, planned_model_of
 from tests.shapes import decoder
-
-
-def layer_rows(shape, layout, seq_length, recompute="none"):
-    return PlannedLlama("one", shape.with_sizes(seq_length=seq_length)).rows(layout, recompute)
 
 
 @pytest.mark.parametrize(
@@ -37,14 +33,6 @@ def layer_rows(shape, layout, seq_length, recompute="none"):
 )
 def test_parameters_are_the_published_count(name, count):
     assert planned_model_of(name).num_parameters == count
-
-
-def test_more_ranks_than_key_heads_hold_copies():
-    d, s = planned_model_of("llama3-8b").shape, 1024
-    eight, sixteen = (by_term(layer_rows(d, Parallel(t, True), s)) for t in (8, 16))
-    assert sixteen["K"] == eight["K"] and 2 * sixteen["Q"] == eight["Q"]
-    with pytest.raises(ConfigError, match="num_key_value_heads: 6 must divide tensor_parallel_size = 4"):
-        layer_rows(decoder(768, 3072, 1, 12, 6, 100), Parallel(4, True), 1024)
 
 
 @pytest.mark.parametrize("name", PLANNED_MODELS)

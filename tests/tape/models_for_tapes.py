@@ -168,18 +168,12 @@ def never_stack(s, b, h, num_layers):
     return 1 // 0
 
 
-class _Attends(nn.Module):
-    def __init__(self, h, a, call):
-        super().__init__()
-        self.project, self.a, self.call = nn.Linear(h, 3 * h), a, call
-
-    def forward(self, x):
-        q, k, v = self.project(x).unflatten(-1, (3, self.a, -1)).permute(2, 0, 3, 1, 4)
-        return x + self.call(q, k, v).transpose(1, 2).flatten(-2)
-
-
 def _attending(call, s, b, h, a, num_layers):
-    return nn.Sequential(*(_Attends(h, a, call) for _ in range(num_layers))), (torch.randn(b, s, h),)
+    def run(m, x):
+        q, k, v = m["project"](x).unflatten(-1, (3, a, -1)).permute(2, 0, 3, 1, 4)
+        return x + call(q, k, v).transpose(1, 2).flatten(-2)
+
+    return nn.Sequential(*(Of(run, project=nn.Linear(h, 3 * h)) for _ in range(num_layers))), (torch.randn(b, s, h),)
 
 
 def attention_stack(s, b, h, a, num_layers):
@@ -194,19 +188,11 @@ def dropout_by_position(s, b, h, a, num_layers):
     return _attending(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, None, 0.1, True), s, b, h, a, num_layers)
 
 
-class _Dropped(nn.Module):
-    """A norm, a linear layer and a dropout beside the input."""
-
-    def __init__(self, h):
-        super().__init__()
-        self.norm, self.project = nn.RMSNorm(h), nn.Linear(h, h)
-
-    def forward(self, x):
-        return x + dropout(self.project(self.norm(x)), 0.1, True)
-
-
 def dropped_stack(s, b, h, num_layers=1):
-    return nn.Sequential(*(_Dropped(h) for _ in range(num_layers))), (torch.randn(b, s, h),)
+    """A norm, a linear layer and a dropout beside the input."""
+    run = lambda m, x: x + dropout(m["project"](m["norm"](x)), 0.1, True)  # noqa: E731
+    blocks = (Of(run, norm=nn.RMSNorm(h), project=nn.Linear(h, h)) for _ in range(num_layers))
+    return nn.Sequential(*blocks), (torch.randn(b, s, h),)
 
 
 def biased_stack(s, b, h, num_layers):

@@ -60,24 +60,19 @@ def test_what_has_no_formula_is_refused_by_name_with_two_sizes(name, says):
     assert "\n" not in str(refused.value)
 
 
-class Catches(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fails = Of(lambda parts, x: x.view(3, 5, 7))
-        self.block = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
-
-    def forward(self, x):
-        try:
-            self.fails(x)
-        except RuntimeError:
-            return checkpoint(self.block, x.exp(), use_reentrant=False, preserve_rng_state=False)
+def catches(m, x):
+    try:
+        m["fails"](x)
+    except RuntimeError:
+        return checkpoint(m["block"], x.exp(), use_reentrant=False, preserve_rng_state=False)
 
 
 def test_what_runs_has_the_name_of_the_module_or_node_that_runs_it():
     """Also after a module that an exception left, as each does that a checkpoint's second run has no more need of."""
-    events = run_factory(lambda: (Catches(), (torch.ones(2, 4, requires_grad=True),)), {})
+    parts = {"fails": Of(lambda m, x: x.view(3, 5, 7)), "block": nn.Sequential(nn.Linear(4, 4), nn.Tanh())}
+    events = run_factory(lambda: (Of(catches, **parts), (torch.ones(2, 4, requires_grad=True),)), {})
     names = [f"{event.where}: {event.op}" for event in events if isinstance(event, Run)]
-    forward = [": exp", "block.0: addmm", "block.1: tanh", ": sum"]
+    forward = [": exp", "parts.block.0: addmm", "parts.block.1: tanh", ": sum"]
     assert names[:4] == forward and names[5:8] == [*forward[1:3], "TanhBackward0: tanh_backward"]
 
 

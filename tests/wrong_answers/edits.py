@@ -14,7 +14,6 @@ APPLIED, WHOLE = "return _Checkpoint.apply(function, *inputs)", "checkpoint(lamb
 DETACHED = "inputs = [x.detach().requires_grad_(needs) for x, needs in zip(inputs, ctx.needs_input_grad[1:])]"
 WITH_GRAPH = "[x.retain_grad() for x in inputs if x.requires_grad]"
 
-PIECES = "windows[:, :-1], windows[:, 1:]"
 ATTENTION_LEAVES = "g_bar(F.linear(context, w.projection_weight), group)"
 AHEAD, FREED = "min(pipeline_parallel_size - rank - 1, num_microbatches)", "output.untyped_storage().resize_(0)"
 SCATTERED = "    dist.reduce_scatter_tensor(result, x.contiguous(), group=group)\n    return result\n"

@@ -12,7 +12,7 @@ from actmem_course.judge.exercise import names_of
 from actmem_course.judge.judging import Judge
 from actmem_course.judge.outline import ALL_LABS, lab_of, load_lab, mistakes_of, solution_module
 from actmem_course.judge.solutions import lab5_pipeline as lab5
-from tests.labs.learners import judged
+from tests.labs.learners import judged, judged_names
 from tests.tiers import at_night
 from tests.wrong_answers.edits import EDITS
 
@@ -26,15 +26,12 @@ def source(number):
 
 def verdict_of(number, text, size=4):
     """The verdict on a file with this text, all of whose other functions are right."""
-    exercise = EXERCISES[number]
-    lab = lab_of(exercise)
+    lab = lab_of(EXERCISES[number])
     file = f"/{lab.name}_edited.py"
     linecache.cache[file] = (len(text), None, text.splitlines(True), file)
     names = {"__file__": file, "__name__": "learner"}
     exec(compile(text, file, "exec"), names)
-    judge = Judge(lab, [dict(names) for _ in range(1 if lab.one_process else max(size, lab.fewest_virtual))])
-    judge.passed = {other.function for other in lab.exercises} - {exercise.function}
-    return judge.judge(exercise)
+    return judged_names(lab.name, number, names, size, {other.function for other in lab.exercises})
 
 
 def explained(verdict):

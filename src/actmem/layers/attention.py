@@ -55,8 +55,8 @@ class CoreAttention(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, terms: NamedForward = KEEP_ALL) -> Tensor:
         weights = terms("softmax output", self.softmax, q, k, mask)
-        drop = self.dropout_mask(weights, terms, "softmax dropout mask")
-        weights = drop.drop(weights, terms, "softmax dropout output")
+        dropout = self.dropout_mask(weights, terms, "softmax dropout mask")
+        weights = dropout.apply(weights, terms, "softmax dropout output")
         return terms("context", torch.bmm, weights, v)
 
     def softmax(self, q: Tensor, k: Tensor, mask: Tensor) -> Tensor:

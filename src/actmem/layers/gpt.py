@@ -138,7 +138,7 @@ class GPT(ModelPart):
         if not self.is_last:
             return x
         x = KEEP_ALL.input("final layer-norm input", x)
-        x = KEEP_ALL("output layer input", self.final_norm, x, also="final layer-norm statistics")
+        x = KEEP_ALL("output layer input", self.final_norm, x, by_product="final layer-norm statistics")
         return self.output(x, self.words.weight)
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -152,7 +152,7 @@ class GPT(ModelPart):
         x = self.words(tokens.t())
         first = self.tp.rank * x.shape[0] if self.tp.sequence_parallel else 0
         x = x + self.positions[first : first + x.shape[0]].unsqueeze(1)
-        return self.embedding_dropout(x, KEEP_ALL, "embedding dropout mask").drop(x)
+        return self.embedding_dropout(x, KEEP_ALL, "embedding dropout mask").apply(x)
 
 
 def ends_of(layers: range, num_layers: int) -> tuple[bool, bool]:

@@ -152,14 +152,15 @@ class TransformerLayer(nn.Module):
         mask = causal_mask(s, x.device) if mask is None else mask[:s, :s]
         with NamedForward(self.dropped, self.stores) if torch.is_grad_enabled() else NamedForward() as terms:
             x, mask = terms.input("layer-norm 1 input", x), terms.input("causal mask", mask)
-            drop = self.attention_dropout(x, terms, "attention dropout mask")
-            y = terms("QKV projection input", self.norm1, x, also="layer-norm 1 statistics")
-            y = drop.drop(self.attention(y, mask, terms), terms)
+            dropout = self.attention_dropout(x, terms, "attention dropout mask")
+            y = terms("QKV projection input", self.norm1, x, by_product="layer-norm 1 statistics")
+            y = dropout.apply(self.attention(y, mask, terms), terms)
             x = terms("layer-norm 2 input", torch.add, x, y)
             # Before the MLP, so that recomputation can stop before its last matmul: backward reads the mask, not that.
-            drop = self.mlp_dropout(x, terms, "MLP dropout mask")
-            y = terms("h→4h input", self.norm2, x, also="layer-norm 2 statistics")
-            return terms.check_parameters(self, x + drop.drop(self.mlp(y, terms)))
+            dropout = self.mlp_dropout(x, terms, "MLP dropout mask")
+            y = terms("h→4h input", self.norm2, x, by_product="layer-norm 2 statistics")
+            # The result needs no name: nothing in this layer is computed from it.
+            return terms.check_parameters(self, x + dropout.apply(self.mlp(y, terms)))
 
 
 def check_tokens(x: Tensor, parts: int, seq_length: int, *, whole: bool = False) -> int:

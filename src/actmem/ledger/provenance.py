@@ -365,20 +365,20 @@ class ProvenanceTracker(QuietDispatchMode):
                     held_by=held_by, device=part.device.type,
                 )  # fmt: skip
 
-    def note_names(self, names: tuple[str, ...], tensors: tuple[Tensor, ...], also: str) -> None:
+    def note_names(self, names: tuple[str, ...], tensors: tuple[Tensor, ...], by_product: str) -> None:
         """Note the names that a layer gives its tensors; ``drop.NamedForward`` calls this (``drop.NAME_READERS``).
 
         Args:
             names: one name for each of ``tensors``.
             tensors: the tensors that get these names.
-            also: one name for all other tensors that autograd saved since the previous call, such as a norm's
+            by_product: one name for all other tensors that autograd saved since the previous call, such as a norm's
                 statistics; "" if they get no name.
         """
         for name, tensor in zip(names, tensors):
             if (storage := storage_of(tensor)) is not None:
                 self._terms.setdefault(storage, {})[int(tensor.storage_offset())] = name
-        for storage in self._without_name if also else ():
-            self._terms.setdefault(storage, {0: also})
+        for storage in self._without_name if by_product else ():
+            self._terms.setdefault(storage, {0: by_product})
         self._without_name.clear()
 
     def term(self, storage: torch.UntypedStorage, offset: int) -> str:

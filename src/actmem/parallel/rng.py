@@ -54,7 +54,7 @@ _REMEMBERED = 1024
 
 
 class DropoutMask(nn.Module):
-    """Dropout in two steps: draws a mask and saves it for backward now; ``Mask.drop`` applies it later.
+    """Dropout in two steps: draws a mask and saves it for backward now; ``Mask.apply`` applies it later.
 
     A layer draws the mask before the matmul to whose output it applies the mask. So the mask is saved before that
     matmul, and when a checkpoint runs the layer again, it can stop before the matmul.
@@ -77,20 +77,20 @@ class DropoutMask(nn.Module):
         super().__init__()
         if type(p) not in (int, float) or not 0 <= p < 1:
             raise ConfigError("p", f"must be at least 0 and less than 1, got {shown(p)}")
-        self.num_dropped, self.generator = min(round(p * 2**16), 2**16 - 1), generator
+        self.dropped_per_65536, self.generator = min(round(p * 2**16), 2**16 - 1), generator
         #: For each forward pass, whether it was in training, and its seed, or the digest of the generator's state.
         self._passes: deque[tuple[bool, int]] = deque(maxlen=_REMEMBERED)
 
     @stays_eager
     def forward(self, like: Tensor, terms: NamedForward = KEEP_ALL, term: str = "mask") -> Mask:
-        if self.num_dropped == 0:
+        if self.dropped_per_65536 == 0:
             return Mask(None, 1.0, None)
         on_cpu = like.device.type == "cpu"
         if self.generator is not None and not (on_cpu and self.training):
             self._check_second_run(digest_of(self.generator.get_state()))
         if not self.training:
             return Mask(None, 1.0, None)
-        kept_share = 1 - self.num_dropped / 2**16
+        kept_share = 1 - self.dropped_per_65536 / 2**16
         if on_cpu:
             # A stream's state has 5,056 bytes here, a seed has 8.
             seed = fresh_seed(self.generator)
@@ -133,19 +133,19 @@ def _draw_in_one_pass(shape, device, kept_share: float, generator, state: list |
 
 
 class Mask:
-    """A dropout mask that ``DropoutMask`` has drawn. ``drop`` applies it, once; then only the autograd graph holds it.
+    """A dropout mask that ``DropoutMask`` has drawn. ``apply`` applies it, once; then only the autograd graph holds it.
 
     Args:
-        mask: bool, True for elements that stay; None: ``drop`` returns its input.
+        mask: bool, True for elements that stay; None: ``apply`` returns its input.
         scale: the factor 1/(1−p) for elements that stay.
         kept: the saved mask, for backward; None: it was drawn without autograd.
     """
 
     def __init__(self, mask: Tensor | None, scale: float, kept: Kept | None):
-        self._mask, self._scale, self._kept, self._dropped = mask, scale, kept, False
+        self._mask, self._scale, self._kept, self._used = mask, scale, kept, False
 
     @stays_eager
-    def drop(self, x: Tensor, terms: NamedForward = KEEP_ALL, term: str = "dropped") -> Tensor:
+    def apply(self, x: Tensor, terms: NamedForward = KEEP_ALL, term: str = "dropped") -> Tensor:
         """Return ``x`` with dropped elements set to 0 and all other elements scaled by 1/(1−p).
 
         Args:
@@ -155,9 +155,9 @@ class Mask:
 
         Raises: RuntimeError when called a second time: draw another mask for another tensor.
         """
-        if self._dropped:
-            raise RuntimeError("drop: this mask has been used; draw one for each tensor that is dropped")
-        mask, self._mask, self._dropped = self._mask, None, True
+        if self._used:
+            raise RuntimeError("apply: this mask has been used; draw one for each tensor that is dropped")
+        mask, self._mask, self._used = self._mask, None, True
         if mask is None:
             return x
         if torch.is_grad_enabled() and not self._kept:  # drawn under no_grad

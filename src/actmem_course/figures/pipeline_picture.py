@@ -7,7 +7,6 @@ from actmem.config import ConfigError, ModelShape, Parallel, check_size
 from actmem.formulas.activations import layer_rows
 from actmem.formulas.first_stage import layers_per_chunk
 from actmem.formulas.schedule import Action, peak_in_flight
-from actmem.recipes import Mode
 from actmem.rows import total
 from actmem_course.figures.ch06_pipeline import schedule_of
 from actmem_course.figures.diagrams import Box, boxes, diagram, labels
@@ -37,14 +36,11 @@ def pipeline_moments(parallel: Parallel, num_microbatches: int) -> range:
     return range(max(span.end for span in _spans(parallel, num_microbatches)) + 1)
 
 
-def pipeline_picture(
-    shape: ModelShape, parallel: Parallel, num_microbatches: int, moment: int, recompute: Mode = "none"
-) -> Drawing:
+def pipeline_picture(shape: ModelShape, parallel: Parallel, num_microbatches: int, moment: int) -> Drawing:
     """Draw what each pipeline rank holds at one moment: a row for each microbatch in flight.
 
-    The width of a row is the bytes that the microbatch's layers save on this rank, in the colours of the tensors;
-    recomputed tensors are hatched. Arrows are outputs and gradients that have just been sent to the next or the
-    previous rank.
+    The width of a row is the bytes that the microbatch's layers save on this rank, in the colours of the tensors.
+    Arrows are outputs and gradients that have just been sent to the next or the previous rank.
 
     Args:
         shape: The model's sizes, with all its layers.
@@ -52,7 +48,6 @@ def pipeline_picture(
             interleaved if m > 1.
         num_microbatches: How many microbatches the step has.
         moment: The time, from ``pipeline_moments``; a backward pass takes twice as long as a forward pass.
-        recompute: What backward recomputes: "none", "selective", "full", or another mode of ``layer_rows``.
 
     Raises:
         ConfigError: p·m does not divide the layers, p is more than MOST_RANKS, or there is no such moment.
@@ -63,10 +58,9 @@ def pipeline_picture(
     spans = _spans(parallel, num_microbatches)
     check_size("moment", moment, max(span.end for span in spans), least=0)
     layers, rows = layers_per_chunk(shape, parallel), layer_rows(shape, parallel)
-    saved = {row.term: row.bytes for row in layer_rows(shape, parallel, recompute)}
-    each, whole = layers * sum(saved.values()), layers * total(rows)
-    column = (1 + _NUMBER + _AFTER) * whole
-    parts = {kind: layers * sum(saved.get(r.term, 0) for r in rows if term_of(r).kind == kind) for kind in KINDS}
+    parts = {kind: layers * total(row for row in rows if term_of(row).kind == kind) for kind in KINDS}
+    each = sum(parts.values())
+    column = (1 + _NUMBER + _AFTER) * each
     drawn: list[Box] = []
     words: list[tuple[float, float, str]] = []
     top, most = _HEAD + _SENDS, max(peak_in_flight(schedule_of(p, m, num_microbatches)))
@@ -79,8 +73,8 @@ def pipeline_picture(
         words.append((middle, 30, f"<b>{''.join(now) or 'idle'}</b>"))
         for place, action in enumerate(held):
             y = top + place * _ROW
-            words.append((left + 0.6 * _NUMBER * whole, y + _BOX / 2, _name(action, m)[1:]))
-            drawn += _microbatch(action, left + _NUMBER * whole, y, whole, parts)
+            words.append((left + 0.6 * _NUMBER * each, y + _BOX / 2, _name(action, m)[1:]))
+            drawn += _microbatch(action, left + _NUMBER * each, y, parts)
         count, size = f"{len(held)} in flight", size_text(len(held) * each)
         below = f"{count}<br><b>{size}</b>" if p <= 4 else f"{len(held)}<br>{size}".replace(" ", "<br>")
         words.append((middle, foot + 22, below))
@@ -131,11 +125,9 @@ def in_flight_at(spans: Sequence[Span], rank: int, moment: int) -> list[Action]:
     return [action for action in begun if (action.chunk, action.microbatch) not in freed]
 
 
-def _microbatch(action: Action, x: float, y: float, whole: int, parts: dict[str, int]) -> list[Box]:
-    """Return a frame for all that its layers could save, and in it boxes for what they do save, kind by kind."""
-    saved = sum(parts.values())
-    about = f"microbatch {action.microbatch}: {saved:,} B saved"
-    drawn = [Box(x + saved, y, whole - saved, _BOX, FILLS["recomputed"], "", "recomputed in backward")]
+def _microbatch(action: Action, x: float, y: float, parts: dict[str, int]) -> list[Box]:
+    """Return boxes for what its layers save, kind by kind."""
+    about, drawn = f"microbatch {action.microbatch}: {sum(parts.values()):,} B saved", []
     for kind, size in parts.items():
         drawn.append(Box(x, y, size, _BOX, FILLS[kind], "", f"{about}<br>{kind}: {size:,} B"))
         x += size

@@ -92,7 +92,8 @@ def explain_ratio(pairs: Pairs, sizes: Sequence[Mapping[str, int]], has: str) ->
     powers = itertools.product(range(-2, 3), repeat=len(sizes[0]))
     near = [exponents for exponents in powers if sum(map(abs, exponents)) <= _MOST_LETTERS]
     for exponents in sorted(near, key=lambda e: sum(map(abs, e))):
-        constants = {Fraction(f, t) / _product(exponents, letters) for (f, t), letters in zip(pairs, sizes)}
+        factors = [prod(Fraction(n) ** e for n, e in zip(letters.values(), exponents)) for letters in sizes]
+        constants = {Fraction(f, t) / factor for (f, t), factor in zip(pairs, factors)}
         if len(constants) == 1 and constants <= _CONSTANTS:
             return _words(constants.pop(), dict(zip(sizes[0], exponents)), has)
     (found, true), letters = next((pair, z) for pair, z in zip(pairs, sizes) if pair[0] != pair[1])
@@ -115,13 +116,6 @@ def explain_sum(found: Sequence[int], sizes: Sequence[Mapping[str, int]], *terms
     counts = torch.linalg.lstsq(matrix, wanted[:, None]).solution.flatten().round()
     text = " + ".join(term if count == 1 else f"{int(count)}{term}" for term, count in zip(terms, counts) if count)
     return text if matrix.mv(counts).equal(wanted) else ""
-
-
-def _product(exponents: Sequence[int], letters: Mapping[str, int]) -> Fraction:
-    result = Fraction(1)
-    for size, exponent in zip(letters.values(), exponents):
-        result *= Fraction(size) ** exponent
-    return result
 
 
 def _words(constant: Fraction, powers: Mapping[str, int], has: str) -> str:

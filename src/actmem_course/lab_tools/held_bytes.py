@@ -71,26 +71,18 @@ def _backward(output: Tensor) -> None:
     output.backward(output.detach())
 
 
-@dataclass(frozen=True)
-class Held:
-    """Measured bytes of one runner.  Tensors that exist before forward (parameters and input) don't count.
-
-    Attributes:
-        held_bytes: bytes held between forward and backward, counted by the ledger.
-        peak_bytes: the most bytes alive at once in forward or backward; gradients of parameters count.
-    """
-
-    held_bytes: int
-    peak_bytes: int
-
-
-def held_by(runner: Runner) -> Held:
+def held_by(runner: Runner) -> dict[str, int]:
     """Measure the bytes that a runner holds between forward and backward, and the peak of both passes.
 
-    The module runs three times: twice under the ledger, of which the second run counts, and once for the peak.
+    Tensors that exist before forward (parameters and input) don't count.  The module runs three times: twice under the
+    ledger, of which the second run counts, and once for the peak.
 
     Args:
         runner: the module with its input.
+
+    Returns: what labs write to JSON.
+        ``held_bytes``: bytes held between forward and backward, counted by the ledger.
+        ``peak_bytes``: the most bytes alive at once in forward or backward; gradients of parameters count.
     """
     for _ in range(2):  # workspaces, compiled kernels and cached weights are made once
         with record(runner.module) as ledger:
@@ -100,7 +92,7 @@ def held_by(runner: Runner) -> Held:
         runner.clear_gradients()
     peak = _allocator_peak(runner) if runner.leaf.is_cuda else live_peak(runner)
     runner.clear_gradients()
-    return Held(ledger.total_bytes, peak)
+    return {"held_bytes": ledger.total_bytes, "peak_bytes": peak}
 
 
 def _allocator_peak(runner: Runner) -> int:

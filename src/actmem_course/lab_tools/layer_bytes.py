@@ -7,8 +7,7 @@ combination of parallelism and recomputation.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -16,10 +15,6 @@ from rich.table import Table
 from actmem.rows import Row, compare, total
 from actmem_course.lab_tools.output import WRONG
 from actmem_course.lab_tools.tables import numbers, red_if, table, two_lines, words
-from actmem_tools.command_line import counted
-
-if TYPE_CHECKING:
-    from actmem_course.ranks import Ranks
 
 
 def layer_result(
@@ -91,7 +86,10 @@ def print_layers(screen: Console, rows: list[dict[str, Any]], title: str, extra:
     """
     screen.print(layers_table(rows, title))
     if extra:
-        screen.print(reasons_table(extra))
+        reasons = table("", "extra", words("why it is kept, and why the paper leaves it out"))
+        for term, reason in {row.term: row.extra for row in extra if row.extra}.items():
+            reasons.add_row(term, reason)
+        screen.print(reasons)
     wrong = [row for row in rows if not row["exact"]]
     for row in wrong:
         screen.print(f"{row['configuration']}, rank {row['rank']}:\n{row['disagreement']}", style=WRONG, markup=False)
@@ -121,25 +119,3 @@ def layers_table(rows: Iterable[Mapping[str, Any]], title: str) -> Table:
         cells = (f"{row[f'{kind}_bytes']:,}" for kind in ("predicted", "extra", "measured", "difference"))
         layers.add_row(two_lines(label, f"  sbh({row['formula']})"), *cells, style=red_if(not row["exact"]))
     return layers
-
-
-def reasons_table(extra: Iterable[Row]) -> Table:
-    """Make a table of the tensors that the paper leaves out: each term once, with the reason.
-
-    Args:
-        extra: predicted rows of these tensors, of any number of configurations and ranks.
-    """
-    reasons = table("", "extra", words("why it is kept, and why the paper leaves it out"))
-    for term, reason in {row.term: row.extra for row in extra if row.extra}.items():
-        reasons.add_row(term, reason)
-    return reasons
-
-
-def ranks_in_words(here: Ranks) -> str:
-    """Return a line of text for a title, such as "4 ranks on cpu, torch 2.13.0".
-
-    Args:
-        here: this rank, which knows the number of ranks, the device, and whether it is emulated.
-    """
-    how = f"emulated rank 0 of {here.size}" if here.emulated else counted(here.size, "rank")
-    return f"{how} on {here.device}, torch {version('torch')}"

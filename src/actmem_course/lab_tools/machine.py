@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from actmem.config import ConfigError, ModelShape
+from actmem.config import ConfigError
 from actmem_tools.command_line import counted
 
 if TYPE_CHECKING:
@@ -105,14 +105,11 @@ def clock_name(device: str) -> str:
     return "CUDA events" if device == "cuda" else "wall clock"
 
 
-def described(shape: ModelShape, here: Ranks, dtype: str) -> str:
-    """Return two lines of text for a title: the sizes and the dtype; the ranks, the device and torch's version.
+def ranks_in_words(here: Ranks) -> str:
+    """Return a line of text for a title, such as "4 ranks on NVIDIA H200, torch 2.13.0".
 
     Args:
-        shape: the layer's sizes s, b, h, a.
-        here: this rank, which knows the number of ranks and the device.
-        dtype: its name, such as "bfloat16".
+        here: this rank, which knows the number of ranks, the device, and whether it is emulated.
     """
-    a, b, h, s = shape.letters()
     ranks = f"emulated rank 0 of {here.size}" if here.emulated else counted(here.size, "rank")
-    return f"s={s} b={b} h={h} a={a}, {dtype}\n{ranks} on {device_name(here.device)}, torch {version('torch')}"
+    return f"{ranks} on {device_name(here.device)}, torch {version('torch')}"

@@ -1,11 +1,17 @@
 """Options that several labs have. ``actmem_course.arguments`` has the parser, ``actmem_course.ranks`` the ranks."""
 
+from __future__ import annotations
+
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from actmem.config import PAPER_MODELS, ModelShape, check_size, model_shape
-from actmem_course.arguments import LabParser, add_json_argument
-from actmem_course.lab_tools.machine import usual_dtype
+from actmem_course.arguments import LabParser, add_json_argument, add_rank_arguments
+from actmem_course.lab_tools.machine import ranks_in_words, usual_dtype
+
+if TYPE_CHECKING:
+    from actmem_course.ranks import Ranks
 
 #: Bytes of one activation element, by the dtype's name on the command line.
 ELEMENT_SIZES = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -91,15 +97,22 @@ def layer_shapes(args: argparse.Namespace) -> list[ModelShape]:
     return shapes
 
 
-def shortened(shape: ModelShape) -> str:
-    """Return a sentence for the user if ``shape`` is the 22B model's layer with fewer tokens than in table 3, else "".
+def described(shape: ModelShape, here: Ranks, dtype: str) -> str:
+    """Return lines of text for a title: the sizes and the dtype; the ranks, the device and torch's version.
 
-    ``layer_shapes`` offers such shorter layers for GPUs with less memory.
+    A third line says if ``shape`` is the 22B model's layer with fewer tokens than in table 3: ``layer_shapes`` offers
+    such shorter layers for GPUs with less memory.
+
+    Args:
+        shape: the layer's sizes s, b, h, a.
+        here: this rank, which knows the number of ranks and the device.
+        dtype: its name, such as "bfloat16".
     """
-    paper = PAPER_MODELS["22B"].shape
-    if shape.seq_length < paper.seq_length and shape.with_sizes(seq_length=paper.seq_length) == paper:
-        return f"The 22B model's layer with {shape.seq_length:,} of its {paper.seq_length:,} tokens: more do not fit."
-    return ""
+    a, b, h, s = shape.letters()
+    lines, paper = f"s={s} b={b} h={h} a={a}, {dtype}\n{ranks_in_words(here)}", PAPER_MODELS["22B"].shape
+    if s < paper.seq_length and shape.with_sizes(seq_length=paper.seq_length) == paper:
+        lines += f"\nThe 22B model's layer with {s:,} of its {paper.seq_length:,} tokens: more do not fit."
+    return lines
 
 
 def add_dtype_argument(parser: argparse.ArgumentParser) -> None:
@@ -108,18 +121,22 @@ def add_dtype_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=tuple(ELEMENT_SIZES), default="bfloat16", help=meaning)
 
 
-def add_timing_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add --dtype and --rounds to a parser; ``check_timing`` reads them."""
+def timing_parser(script: str, doc: str) -> LabParser:
+    """Make the parser of a lab that times a layer: options for sizes, ranks, dtype and rounds (``check_timing``)."""
+    parser = lab_parser(script, doc)
+    add_shape_arguments(parser, DEFAULT_LAYER)
+    add_rank_arguments(parser)
     meaning = "of the activations (default: bfloat16 on GPUs that have it, else float16; float32 on CPUs)"
     parser.add_argument("--dtype", choices=tuple(ELEMENT_SIZES), help=meaning)
     parser.add_argument("--rounds", type=int, default=20, metavar="N", help="how often each is timed (default: 20)")
+    return parser
 
 
 def check_timing(args: argparse.Namespace) -> str:
     """Check --rounds, and return the name of the dtype: --dtype, or ``usual_dtype`` without --dtype.
 
     Args:
-        args: parsed options of ``add_timing_arguments``, and --device, which is "cpu" or "cuda" by now.
+        args: parsed options of ``timing_parser``, and --device, which is "cpu" or "cuda" by now.
 
     Raises:
         ConfigError: The number of rounds is not allowed.

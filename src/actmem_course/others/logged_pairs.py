@@ -101,10 +101,9 @@ def logged_pairs() -> list[LoggedPair]:
     In each of the first two pairs the two runs' activations differ by exactly the bytes that the pair's formula
     predicts.  In the third they differ by 3,072 B more than predicted: six tensors of one element, 512 B each.
     """
-    return [_pair(row) for row in table_rows("logged_pairs.tsv")]
-
-
-def _pair(row: dict[str, str]) -> LoggedPair:
-    first, second = (int(row[f"{which} peak"]) - int(row[f"{which} held"]) for which in ("first", "second"))
-    counts = {term: int(row[term]) for term in term_bytes() if row[term] != "0"}
-    return LoggedPair(row["what"], row["gpu"], row["first run"], row["second run"], first - second, counts)
+    pairs = []
+    for row in table_rows("logged_pairs.tsv"):
+        first, second = (int(row[f"{which} peak"]) - int(row[f"{which} held"]) for which in ("first", "second"))
+        counts = {term: int(row[term]) for term in term_bytes() if row[term] != "0"}
+        pairs.append(LoggedPair(row["what"], row["gpu"], row["first run"], row["second run"], first - second, counts))
+    return pairs

@@ -69,7 +69,7 @@ def ring(kind: str, ranks: int, payload_bytes: int) -> list[RingState]:
     held = [[frozenset({rank}) for _ in range(t)] for rank in range(t)]
     if kind == "all-gather":
         held = [[every if chunk == rank else frozenset() for chunk in range(t)] for rank in range(t)]
-    states = [RingState(0, "", _frozen(held), (None,) * t, 0)]
+    states = [RingState(0, "", tuple(map(tuple, held)), (None,) * t, 0)]
     for phase in PHASES[kind]:
         for round_ in range(t - 1):
             before = states[-1].held
@@ -82,9 +82,5 @@ def ring(kind: str, ranks: int, payload_bytes: int) -> list[RingState]:
                 held[receiver][chunk] = arriving | before[receiver][chunk] if phase == "reduce-scatter" else arriving
                 received.append(chunk)
             step = states[-1].step + 1
-            states.append(RingState(step, phase, _frozen(held), tuple(received), step * chunk_bytes))
+            states.append(RingState(step, phase, tuple(map(tuple, held)), tuple(received), step * chunk_bytes))
     return states
-
-
-def _frozen(held: list[list[frozenset[int]]]) -> tuple[tuple[frozenset[int], ...], ...]:
-    return tuple(map(tuple, held))

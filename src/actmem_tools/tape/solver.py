@@ -303,16 +303,12 @@ def check_larger(tape: Tape, record: Record, rules: Rules = NO_RULES) -> None:
             events = record(sizes)
         except ConfigError:  # the model doesn't run there
             continue
-        _check_events(tape, sizes, events)
+        for expected, ran in zip_longest(tape.events(sizes), events):
+            if expected != ran:
+                by = [f"{_event_text(e)} {sizes_of(e) if e else ''}".rstrip() for e in (expected, ran)]
+                rule = f"formulas of smaller runs don't hold at {_text(sizes)}: {by[0]} by formula, {by[1]} in a run"
+                raise NoFormula("letters", rule)
         return
-
-
-def _check_events(tape: Tape, sizes: dict[str, int], events: list[Event]) -> None:
-    for expected, ran in zip_longest(tape.events(sizes), events):
-        if expected != ran:
-            by = [f"{_event_text(e)} {sizes_of(e) if e else ''}".rstrip() for e in (expected, ran)]
-            rule = f"formulas of smaller runs don't hold at {_text(sizes)}: {by[0]} by formula, {by[1]} in a run"
-            raise NoFormula("letters", rule)
 
 
 def _tape_agrees(tape: Tape, sizes: dict[str, int], events: list[Event]) -> bool:

@@ -84,7 +84,7 @@ def _of_this_mode(r: CaseRun, model: GPT, mode: Configuration) -> Iterator[tuple
     yield "the parameters' dtype", ", ".join(sorted({dtype_name(w) for w in model.parameters()})), "pass **factory on"
     modes = {layer.recompute.name for layer in model.modules() if isinstance(layer, TransformerLayer)}
     yield "the layers' recompute", ", ".join(sorted(modes)), "give mode.recompute to GPT"
-    yield "the dropout", round(model.embedding_dropout.num_dropped / 2**16, 3), "give it to GPT"
+    yield "the dropout", round(model.embedding_dropout.dropped_per_65536 / 2**16, 3), "give it to GPT"
 
 
 _RATE = 0.5

@@ -42,8 +42,8 @@ SIZE_NAMES = {
 }
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
-#: The functions of transformers that took a fake mask of padding for all ones since ``tensors_for`` last began.
-FAKE_MASKS: set[str] = set()
+#: What fake tensors were taken for that real ones may not be, since ``tensors_for`` last began, in sentences.
+ASSUMED: set[str] = set()
 
 
 class Raised(ConfigError):
@@ -177,7 +177,7 @@ def _without_fake(original: Callable) -> Callable:
     @functools.wraps(original)
     def run(ids_or_mask: Any, *sizes: Any) -> Any:
         if is_fake(ids_or_mask) and sizes:
-            FAKE_MASKS.add(original.__name__)
+            ASSUMED.add("attention_mask counts as all ones: fake tensors have no values, and padded rows may keep more")
             ids_or_mask = None
         return None if is_fake(ids_or_mask) else original(ids_or_mask, *sizes)
 
@@ -230,7 +230,7 @@ def tensors_for(fake: bool, device: str = "cpu") -> Iterator[None]:
         fake: True for fake tensors, False for real ones.
         device: "cpu" or "cuda".  Fake tensors can be on "cuda" on a machine without a GPU too: they imitate an H100's.
     """
-    FAKE_MASKS.clear()
+    ASSUMED.clear()
     with contextlib.ExitStack() as stack:
         if fake:
             stack.enter_context(fake_tensors())

@@ -31,7 +31,6 @@ _WORKSPACES = (
     "what this machine's kernels (oneDNN) allocate and free inside one operation, for convolutions, recurrent layers "
     "and autocast, is not counted: it was 11 to 34% of small models' peaks"
 )
-_ALL_ONES = "attention_mask counts as all ones, as fake tensors have no values: rows with padding may keep more"
 _NO_GPU = (
     "there is no GPU that this torch can use; --fake lists what one would keep, with a build for CUDA: "
     "pip install torch --index-url https://download.pytorch.org/whl/cu130"
@@ -107,8 +106,7 @@ def _run(options: argparse.Namespace) -> int:
             except Exception as error:
                 failure = ConfigError("step", f"the training step raised {one_line(error)}")
     if options.fake:
-        notes += [_ALL_ONES] if load_model.FAKE_MASKS else []
-        notes.append(_fake_note(factory, sizes, options, ledger, weights))
+        notes += [*load_model.ASSUMED, _fake_note(factory, sizes, options, ledger, weights)]
     more = {"target": options.target, "torch": torch.__version__, "fake": options.fake, "notes": notes}
     result = as_dict(ledger, bill, more)
     _write(result, options, _text(ledger, bill, result))

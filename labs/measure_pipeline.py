@@ -17,8 +17,8 @@ from rich.table import Table
 from torch import nn
 
 from actmem.config import PAPER_MODELS, ConfigError, ModelShape, Parallel, check_layer, check_vocab_size
-from actmem.formulas.first_stage import bytes_by_rank, in_flight, stage_rows
 from actmem.formulas.schedule import Schedule, interleaved, one_forward_one_backward, torch_microbatches_per_round
+from actmem.formulas.stages import bytes_by_rank, in_flight, stage_rows
 from actmem.formulas.states import parameter_counts
 from actmem.ledger.measure_layer import rows_by_term
 from actmem.ledger.recorder import Ledger, record

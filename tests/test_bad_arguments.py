@@ -19,8 +19,8 @@ from actmem.config import (
     shown,
 )
 from actmem.formulas.activations import layer_rows
-from actmem.formulas.first_stage import in_flight, layers_per_chunk
 from actmem.formulas.schedule import interleaved, one_forward_one_backward, torch_microbatches_per_round
+from actmem.formulas.stages import in_flight, layers_per_chunk
 from actmem.formulas.states import parameter_counts, state_rows
 from actmem.layers.gpt import GPT
 from actmem.layers.transformer import TransformerLayer
@@ -70,15 +70,15 @@ ENTER: list[tuple[Any, dict[str, Any], str]] = [
     ("formulas.activations.layer_rows", LAYER, "recompute element_size"),
     ("formulas.activations.layer_bytes", {**LAYER, "recompute": "full"}, "recompute element_size"),
     ("formulas.activations.layer_extra_rows", {**LAYER, "recompute": "full"}, "recompute element_size device_type"),
-    ("formulas.first_stage.eq5", {"shape": S, "tensor_parallel_size": 2}, "tensor_parallel_size"),
-    ("formulas.first_stage.interleave_factor", {"pipeline_parallel_size": 2, "num_model_chunks": 2}, "pipeline_parallel_size num_model_chunks"),
-    ("formulas.first_stage.in_flight", {"parallel": P}, "pipeline_rank0 num_microbatches? microbatches_per_round?"),
-    ("formulas.first_stage.section43_extras", {"shape": S, "tensor_parallel_size": 2, "pipeline_parallel_size": 2}, "tensor_parallel_size pipeline_parallel_size"),
-    ("formulas.first_stage.bubble_fraction", {"parallel": P, "num_microbatches": 4}, "num_microbatches"),
-    ("formulas.first_stage.stage_rows", LAYER, "num_microbatches? recompute element_size device_type"),
-    ("formulas.first_stage.embedding_rows", LAYER, "num_microbatches"),
-    ("formulas.first_stage.output_rows", LAYER, "element_size device_type"),
-    ("formulas.first_stage.stage_output_rows", LAYER, "num_microbatches? element_size"),
+    ("formulas.stages.eq5", {"shape": S, "tensor_parallel_size": 2}, "tensor_parallel_size"),
+    ("formulas.stages.interleave_factor", {"pipeline_parallel_size": 2, "num_model_chunks": 2}, "pipeline_parallel_size num_model_chunks"),
+    ("formulas.stages.in_flight", {"parallel": P}, "pipeline_rank0 num_microbatches? microbatches_per_round?"),
+    ("formulas.stages.section43_extras", {"shape": S, "tensor_parallel_size": 2, "pipeline_parallel_size": 2}, "tensor_parallel_size pipeline_parallel_size"),
+    ("formulas.stages.bubble_fraction", {"parallel": P, "num_microbatches": 4}, "num_microbatches"),
+    ("formulas.stages.stage_rows", LAYER, "num_microbatches? recompute element_size device_type"),
+    ("formulas.stages.embedding_rows", LAYER, "num_microbatches"),
+    ("formulas.stages.output_rows", LAYER, "element_size device_type"),
+    ("formulas.stages.stage_output_rows", LAYER, "num_microbatches? element_size"),
     ("formulas.schedule.recomputed_share", {"capacity": 1, "in_flight": 2, "num_microbatches": 4}, "capacity0 in_flight num_microbatches"),
     ("formulas.communication.layer_collectives", LAYER, "recompute element_size"),
     ("actmem_course.predicted.pipeline_sends.pipeline_sends", STAGE, "num_microbatches element_size"),

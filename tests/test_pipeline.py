@@ -8,8 +8,8 @@ from measure_pipeline import MemoryWatcher
 from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
 
 from actmem.config import ConfigError, ModelShape, Parallel
-from actmem.formulas.first_stage import in_flight, stage_rows
 from actmem.formulas.schedule import held, interleaved, one_forward_one_backward, torch_microbatches_per_round
+from actmem.formulas.stages import in_flight, stage_rows
 from actmem.layers.gpt import GPT
 from actmem.parallel.linear import load_dense
 from actmem.pipeline import Pipeline, make_mesh

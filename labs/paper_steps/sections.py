@@ -10,8 +10,8 @@ import torch
 
 from actmem.config import PAPER_MODELS
 from actmem.formulas.activations import TABLE2, closed_form
-from actmem.formulas.first_stage import bytes_by_rank, eq5, eq6, interleave_factor, section43_extras, stage_output_rows
 from actmem.formulas.flops import eq7, eq8, hardware_flops, text_selective
+from actmem.formulas.stages import bytes_by_rank, eq5, eq6, interleave_factor, section43_extras, stage_output_rows
 from actmem.formulas.states import ADAM, num_parameters, parameter_counts, state_rows
 from actmem.ledger.emulate import emulated_rank
 from actmem.rows import compare, total

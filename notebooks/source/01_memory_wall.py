@@ -237,7 +237,7 @@ checks.show()
 # activations?
 
 # %% jupyter={"source_hidden": true}
-from actmem.formulas.first_stage import EMBEDDING_TERM, embeddings_in_flight, interleave_factor, stage_rows
+from actmem.formulas.stages import EMBEDDING_TERM, embeddings_in_flight, interleave_factor, stage_rows
 
 layer_terms = {row.term for row in am.layer_rows(gpt3.shape)}
 for stages in (8, 16):

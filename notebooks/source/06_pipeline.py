@@ -13,7 +13,7 @@
 import actmem as am
 from actmem.config import model_shape
 from actmem.formulas.activations import layer_bytes
-from actmem.formulas.first_stage import in_flight
+from actmem.formulas.stages import in_flight
 from actmem_course.figures import Checks, GuessLine, LiveFigure, Panel, Prediction, Reveal, play, steps
 from actmem_course.figures import ch06_pipeline as show
 
@@ -83,7 +83,7 @@ Panel(
 # $(p-1)/(n+p-1)$ of the step; with $m$ chunks per rank, $(p-1)/(nm+p-1)$.
 
 # %% jupyter={"source_hidden": true}
-from actmem.formulas.first_stage import eq5, stage_rows
+from actmem.formulas.stages import eq5, stage_rows
 from actmem.rows import paper_rows, total
 
 
@@ -117,7 +117,7 @@ checks.show()
 
 # %% jupyter={"source_hidden": true}
 from actmem.config import PAPER_MODELS
-from actmem.formulas.first_stage import bubble_fraction, interleave_factor
+from actmem.formulas.stages import bubble_fraction, interleave_factor
 from actmem.formulas.schedule import peak_in_flight
 from actmem_course.others.timeline import bubble_of, timeline
 
@@ -156,7 +156,7 @@ for send, words in ((0, "no time"), (1, "half a forward pass")):
 # the same factor:
 
 # %% jupyter={"source_hidden": true}
-from actmem.formulas.first_stage import eq6
+from actmem.formulas.stages import eq6
 
 ways, shares = [], []
 for name, model in PAPER_MODELS.items():
@@ -247,7 +247,7 @@ checks.show()
 # Megatron-LM's training script sets `deallocate_pipeline_outputs` for it. For the 530B model:
 
 # %% jupyter={"source_hidden": true}
-from actmem.formulas.first_stage import EMBEDDING_TERM, embeddings_in_flight, stage_output_rows
+from actmem.formulas.stages import EMBEDDING_TERM, embeddings_in_flight, stage_output_rows
 from actmem_course.figures import bar_chart, size_text
 from actmem_course.figures.style import FILLS
 
@@ -315,7 +315,7 @@ checks.show()
 # %% jupyter={"source_hidden": true}
 from fractions import Fraction
 
-from actmem.formulas.first_stage import capacity
+from actmem.formulas.stages import capacity
 from actmem.formulas.schedule import moving_window, recomputed_share
 from actmem.formulas.states import state_rows
 from actmem_course.figures import Fold

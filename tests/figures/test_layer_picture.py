@@ -8,7 +8,7 @@ import pytest
 from actmem.config import TINY, ConfigError, Parallel, model_shape
 from actmem.formulas.activations import gathered_input_bytes, layer_bytes, layer_rows
 from actmem.formulas.communication import layer_collectives, wire_bytes
-from actmem.formulas.first_stage import in_flight, layers_per_chunk
+from actmem.formulas.stages import in_flight, layers_per_chunk
 from actmem.recipes import PAPER_LAYER, RECOMPUTE_MODES
 from actmem.rows import on_host, total
 from actmem_course.figures import layer_picture as picture

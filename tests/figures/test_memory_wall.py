@@ -6,7 +6,7 @@ import pytest
 
 from actmem.config import PAPER_MODELS
 from actmem.formulas.activations import TABLE2
-from actmem.formulas.first_stage import bytes_by_rank
+from actmem.formulas.stages import bytes_by_rank
 from actmem.formulas.states import ADAM, parameter_counts
 from actmem_course.figures import ch01_memory_wall as memory_wall
 

@@ -6,8 +6,8 @@ import pytest
 
 from actmem.config import Parallel, model_shape
 from actmem.formulas.activations import layer_bytes
-from actmem.formulas.first_stage import eq5, in_flight, layers_per_chunk
 from actmem.formulas.schedule import one_forward_one_backward
+from actmem.formulas.stages import eq5, in_flight, layers_per_chunk
 from actmem_course.figures import ch06_pipeline as schedules
 from actmem_course.others.timeline import memory_curve, timeline
 

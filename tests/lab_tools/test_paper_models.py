@@ -3,7 +3,7 @@
 import pytest
 
 from actmem.config import PAPER_MODELS, ModelShape
-from actmem.formulas import first_stage
+from actmem.formulas import stages
 from actmem.formulas.flops import hardware_flops
 from actmem.formulas.states import num_parameters, parameter_counts
 from actmem.recipes import RECOMPUTE_MODES
@@ -32,12 +32,12 @@ def test_first_stage_is_equation_5_or_6_to_the_byte(name, configuration):
     terms = by_term(measured)
     for row in extra_rows(stage.extra_rows()):
         del terms[row.term]
-    equation = first_stage.eq5 if configuration == "tensor+sequence" else first_stage.eq6
-    layers = equation(shape, t) * first_stage.interleave_factor(p, m)
-    masks = terms[first_stage.EMBEDDING_TERM]
+    equation = stages.eq5 if configuration == "tensor+sequence" else stages.eq6
+    layers = equation(shape, t) * stages.interleave_factor(p, m)
+    masks = terms[stages.EMBEDDING_TERM]
     assert masks == p * shape.seq_length * shape.micro_batch_size * shape.hidden_size // t * (1 if m == 1 else 2)
     # Section 4.3 counts p masks, also where interleaving holds 2p.
-    printed = layers + first_stage.section43_extras(shape, t, p)
+    printed = layers + stages.section43_extras(shape, t, p)
     assert sum(terms.values()) == printed + (0 if m == 1 else masks // 2)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from actmem.config import PAPER_MODELS, TINY, ConfigError, Parallel
-from actmem.formulas.first_stage import stage_rows
+from actmem.formulas.stages import stage_rows
 from actmem.formulas.states import state_rows
 from actmem.layers.gpt import GPT
 from actmem.layers.transformer import TransformerLayer

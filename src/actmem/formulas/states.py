@@ -7,7 +7,7 @@ shift, learned positions, and a word embedding that the output layer shares.
 from dataclasses import dataclass
 
 from actmem.config import ConfigError, ModelShape, Parallel, shown
-from actmem.formulas.first_stage import check_stage, layers_per_chunk
+from actmem.formulas.stages import check_stage, layers_per_chunk
 from actmem.rows import Row
 
 

@@ -79,7 +79,7 @@ class GPT(ModelPart):
     Returns: logits ``[s, b, v/t]`` on the last part, for ``loss(logits, targets)``; on earlier parts activations.
     Saves: the tensors of its layers; on the first part the embedding's dropout mask; on the last part the inputs of the
         final norm and the output layer, and the float32 logits (2205.05198 section 4.3). And three kinds that the paper
-        leaves out: token ids, target ids, the final norm's statistics (``formulas.first_stage``).
+        leaves out: token ids, target ids, the final norm's statistics (``formulas.stages``).
     Raises: ConfigError if t does not divide the vocabulary (see ``config.padded_vocab_size``), if t ranks can't share a
         layer, or if a sequence is longer than s.
     """

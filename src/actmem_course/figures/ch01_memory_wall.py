@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from actmem.config import PAPER_MODELS, PaperModel
 from actmem.formulas.activations import TABLE2
-from actmem.formulas.first_stage import stage_rows
+from actmem.formulas.stages import stage_rows
 from actmem.formulas.states import state_rows
 from actmem.rows import by_term, paper_rows, total
 from actmem_course.figures.bars import bar_chart

@@ -4,8 +4,8 @@ from fractions import Fraction
 
 from actmem.config import PAPER_MODELS, ModelShape
 from actmem.formulas.activations import TABLE2, closed_form, layer_rows
-from actmem.formulas.first_stage import selective_saves
 from actmem.formulas.flops import layer_overhead
+from actmem.formulas.stages import selective_saves
 from actmem.rows import total
 from actmem_course.figures.bars import bar_chart
 from actmem_course.figures.layer_picture import layer_picture

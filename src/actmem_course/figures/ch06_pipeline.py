@@ -6,8 +6,8 @@ from typing import Any
 
 from actmem.config import ModelShape, Parallel
 from actmem.formulas.activations import layer_bytes
-from actmem.formulas.first_stage import eq5, layers_per_chunk
 from actmem.formulas.schedule import Action, Schedule, interleaved, one_forward_one_backward
+from actmem.formulas.stages import eq5, layers_per_chunk
 from actmem_course.figures.marks import Drawing, bars, chart, line, scale
 from actmem_course.figures.style import CARD, FILLS, HELD, INK, Fill
 from actmem_course.figures.units import axis_unit, exact_text, size_text, three_digits

@@ -5,8 +5,8 @@ from functools import lru_cache
 
 from actmem.config import ConfigError, ModelShape, Parallel, check_size
 from actmem.formulas.activations import layer_rows
-from actmem.formulas.first_stage import layers_per_chunk
 from actmem.formulas.schedule import Action, peak_in_flight
+from actmem.formulas.stages import layers_per_chunk
 from actmem.rows import total
 from actmem_course.figures.ch06_pipeline import schedule_of
 from actmem_course.figures.diagrams import Box, boxes, diagram, labels

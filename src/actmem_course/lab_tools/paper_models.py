@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from actmem.config import PAPER_MODELS, ModelShape, PaperModel, Parallel
 from actmem.formulas.activations import TABLE2, Configuration
-from actmem.formulas.first_stage import stage_rows
+from actmem.formulas.stages import stage_rows
 from actmem.layers.gpt import GPT
 from actmem.ledger.emulate import emulated_rank
 from actmem.parallel.groups import tensor_parallel

@@ -8,8 +8,8 @@ from fractions import Fraction
 
 from actmem.config import PAPER_MODELS, PaperModel
 from actmem.formulas.activations import TABLE2, closed_form
-from actmem.formulas.first_stage import embeddings_in_flight, eq5, in_flight, section43_extras
 from actmem.formulas.flops import layer_overhead, text_selective
+from actmem.formulas.stages import embeddings_in_flight, eq5, in_flight, section43_extras
 from actmem_course.others import paper, table_rows
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from actmem.config import Parallel, padded_vocab_size
-from actmem.formulas.first_stage import in_flight
+from actmem.formulas.stages import in_flight
 from actmem_course.others import table_rows
 from actmem_more.llama_shape import LlamaShape
 

@@ -2,7 +2,7 @@
 
 from actmem.config import ModelShape, Parallel, check_size
 from actmem.formulas.communication import PredictedCollective, activation_bytes
-from actmem.formulas.first_stage import check_stage
+from actmem.formulas.stages import check_stage
 
 
 def pipeline_sends(

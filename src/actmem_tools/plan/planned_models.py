@@ -26,8 +26,8 @@ from actmem.config import (
 )
 from actmem.formulas.activations import RNG_STATE_BYTES, layer_extra_rows, layer_rows
 from actmem.formulas.communication import PredictedCollective, layer_collectives
-from actmem.formulas.first_stage import check_stage, embedding_rows, output_rows
 from actmem.formulas.flops import forward_operations
+from actmem.formulas.stages import check_stage, embedding_rows, output_rows
 from actmem.formulas.states import State, parameter_counts
 from actmem.recipes import PAPER_LAYER, Recompute
 from actmem.rows import Row

@@ -19,7 +19,7 @@ from itertools import product
 from typing import NoReturn
 
 from actmem.config import ZERO_STAGES, ConfigError, Parallel, check_size
-from actmem.formulas.first_stage import embeddings_in_flight, in_flight
+from actmem.formulas.stages import embeddings_in_flight, in_flight
 from actmem.formulas.states import State
 from actmem.rows import Row, total
 from actmem_more.fp8 import fp8_copies

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from actmem.config import PAPER_MODELS, TINY, ConfigError, Parallel
 from actmem.formulas import schedule
 from actmem.formulas.activations import layer_bytes, layer_extra_rows, layer_rows
-from actmem.formulas.first_stage import (
+from actmem.formulas.stages import (
     EMBEDDING_TERM,
     HEAD_TERMS,
     bubble_fraction,

@@ -75,7 +75,9 @@ def fake_tensors() -> AbstractContextManager:
         # Collectives on fake tensors: from 2.11 on torch.distributed registers them, in torch 2.9 this module does.
         from torch.distributed._tools import fake_collectives  # noqa: F401
 
-    return FakeTensorMode(allow_non_fake_inputs=True)  # random-number states are real tensors even here
+    mode: Any = FakeTensorMode(allow_non_fake_inputs=True)  # random-number states are real tensors even here
+    mode.__deepcopy__ = lambda memo: mode  # a copied model's weights would be of a copied mode, and new at each use
+    return mode
 
 
 def fake_store() -> torch.distributed.Store:

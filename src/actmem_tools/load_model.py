@@ -42,6 +42,9 @@ SIZE_NAMES = {
 }
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
+#: What fake tensors were taken for that real ones may not be, since ``tensors_for`` last began, in sentences.
+ASSUMED: set[str] = set()
+
 
 class Raised(ConfigError):
     """Error: the user's code raised an exception, in the factory, in forward or in backward."""
@@ -173,9 +176,10 @@ def _without_fake(original: Callable) -> Callable:
 
     @functools.wraps(original)
     def run(ids_or_mask: Any, *sizes: Any) -> Any:
-        if is_fake(ids_or_mask):
-            return original(None, *sizes) if sizes else None
-        return original(ids_or_mask, *sizes)
+        if is_fake(ids_or_mask) and sizes:
+            ASSUMED.add("attention_mask counts as all ones: fake tensors have no values, and padded rows may keep more")
+            ids_or_mask = None
+        return None if is_fake(ids_or_mask) else original(ids_or_mask, *sizes)
 
     return run
 
@@ -226,6 +230,7 @@ def tensors_for(fake: bool, device: str = "cpu") -> Iterator[None]:
         fake: True for fake tensors, False for real ones.
         device: "cpu" or "cuda".  Fake tensors can be on "cuda" on a machine without a GPU too: they imitate an H100's.
     """
+    ASSUMED.clear()
     with contextlib.ExitStack() as stack:
         if fake:
             stack.enter_context(fake_tensors())

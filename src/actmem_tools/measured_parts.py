@@ -28,11 +28,10 @@ def measure_parts(parts: Sequence[ModelPart], actions: Iterable[tuple[str, int, 
     for kind, chunk, microbatch in actions:
         if kind == "B":
             del held[chunk, microbatch]
-            continue
-        part = parts[chunk]
-        with record(part) as ledger:
-            output = run_part(part)
-        held[chunk, microbatch] = output, rows_by_term(ledger.saved)
+        else:
+            with record(parts[chunk]) as ledger:
+                output = run_part(parts[chunk])
+            held[chunk, microbatch] = output, rows_by_term(ledger.saved)
     return merge(row for _, rows in held.values() for row in rows)
 
 

@@ -106,7 +106,7 @@ def _run(options: argparse.Namespace) -> int:
             except Exception as error:
                 failure = ConfigError("step", f"the training step raised {one_line(error)}")
     if options.fake:
-        notes.append(_fake_note(factory, sizes, options, ledger, weights))
+        notes += [*load_model.ASSUMED, _fake_note(factory, sizes, options, ledger, weights)]
     more = {"target": options.target, "torch": torch.__version__, "fake": options.fake, "notes": notes}
     result = as_dict(ledger, bill, more)
     _write(result, options, _text(ledger, bill, result))

@@ -135,6 +135,13 @@ def sharded():
     return model, (torch.randn(8, 64),)
 
 
+def padded():
+    from tests.models_of_others import MODELS
+
+    model, inputs = MODELS["llama"](s=8, b=2, h=32, a=4, k=2, f=48, v=64)
+    return model, inputs | {"attention_mask": torch.arange(8) < torch.tensor([[8], [5]])}
+
+
 def for_long_sequences(s=1 << 20):
     def run(m, x):
         if len(x) < 64:

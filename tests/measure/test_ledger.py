@@ -229,6 +229,13 @@ def test_weights_of_the_whole_model_do_not_count_when_a_part_is_recorded():
     assert sum(t.bytes for t in part.weights) > 0 and {t.kind for t in part.weights} == {"weight"}
 
 
+def test_weights_of_no_part_of_the_model_do_not_count_after_a_freeze():
+    teacher, table = nn.BatchNorm1d(8).eval(), nn.Parameter(torch.ones(8, 8))
+    student = Run(lambda m, x: teacher(m.linear(x)) @ table.detach(), linear=nn.Linear(8, 8))
+    gc.freeze()  # gc.get_objects() lists none of them now
+    assert ledger_of(student, x()).by_kind() == {"activation": B, "input": B}
+
+
 @pytest.mark.parametrize(("cached", "bias"), [(False, 0), (True, 8 * 2)])  # the cache also keeps the bias
 def test_autocast_makes_cast_weights_and_activations(cached, bias):
     with torch.autocast("cpu", torch.bfloat16, cache_enabled=cached):

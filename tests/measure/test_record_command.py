@@ -79,6 +79,12 @@ def test_a_fake_run_says_whether_real_tensors_agree(capsys):
     assert "real tensors keep something else: 256 B instead of 384 B" in note
 
 
+def test_a_fake_mask_of_padding_is_said_to_mask_nothing(capsys):
+    pytest.importorskip("transformers")
+    mask, check = json_of(capsys, f"{HERE}:padded", "--fake")["notes"]
+    assert mask.startswith("attention_mask counts as all ones") and "real tensors keep something else" in check
+
+
 def test_everyday_code_makes_a_model_of_fake_tensors(capsys):
     fake, real = (json_of(capsys, f"{HERE}:everyday", *more) for more in (("--fake",), ()))
     assert fake["notes"] == ["checked: real tensors keep the same bytes"]

@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits as bce
 from torch.utils.checkpoint import checkpoint
 
 from actmem.config import ConfigError, ModelShape
@@ -35,6 +36,10 @@ def gpt():
     return GPT(SHAPE, dtype=torch.float32)
 
 
+def copied_layers():
+    return nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16), 2)
+
+
 MODELS: dict[str, tuple] = {
     **{
         mode: (partial(layer, mode), lambda: torch.randn(16, 2, 32, requires_grad=True), loss_of)
@@ -42,7 +47,7 @@ MODELS: dict[str, tuple] = {
     },
     "gpt": (gpt, lambda: torch.zeros(2, 16, dtype=torch.int64), loss_of),
     "linear": (lambda: nn.Linear(8, 8), lambda: torch.ones(4, 8), lambda y: y.square().mean()),
-    "encoder": (lambda: nn.TransformerEncoderLayer(8, 2, 16), lambda: torch.ones(4, 2, 8), loss_of),
+    "encoder": (copied_layers, lambda: torch.ones(4, 2, 8), loss_of),
 }
 
 
@@ -118,6 +123,12 @@ READERS: dict[str, list] = {
         lambda m, y: torch.no_grad()(nn.functional.poisson_nll_loss)(y, torch.ones_like(y), full=True) + y.sum()
     ],
     "a node has sums of its own": [lambda m, y: torch.linalg.svd(y, full_matrices=False)[0].sum()],
+    # Nodes that write into a tensor of their own, though not under a mode.
+    "rows by number": [lambda m, y: y[torch.arange(0, 640, 2)].sin().sum()],
+    "rows selected": [lambda m, y: y.index_select(0, torch.arange(0, 640, 2)).sin().sum()],
+    "the largest": [lambda m, y: y.topk(2).values.sin().sum() + y.max(1).values.sum()],
+    "gathered": [lambda m, y: y.gather(1, torch.zeros(640, 4, dtype=torch.int64)).sin().sum()],
+    "labels of several classes": [lambda m, y: bce(y, torch.ones_like(y), pos_weight=torch.ones(64))],
 }
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,17 +29,6 @@ _LINEAR_TERMS = {
 }  # fmt: skip
 
 
-class Sizes(Protocol):
-    """Interface of a shape class: the sizes from which ``layer_input`` makes a layer's input."""
-
-    @property
-    def seq_length(self) -> int: ...
-    @property
-    def micro_batch_size(self) -> int: ...
-    @property
-    def hidden_size(self) -> int: ...
-
-
 class LedgerMismatch(RuntimeError):
     """Error: two counts of a layer's saved bytes disagree, so something stays alive that saved-tensor hooks don't see.
 
@@ -48,11 +37,11 @@ class LedgerMismatch(RuntimeError):
     """
 
 
-def layer_input(shape: Sizes, tp: TensorParallel, device: str, dtype: torch.dtype) -> Tensor:
+def layer_input(shape: Any, tp: TensorParallel, device: str, dtype: torch.dtype) -> Tensor:
     """Return a random input for one layer: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.
 
     Args:
-        shape: the sizes of the layer; s, b and h are read.
+        shape: of any model that has ``seq_length``, ``micro_batch_size`` and ``hidden_size``.
         tp: the ranks that share the layer.
         device: the input's device, such as "cpu".
         dtype: the input's dtype.

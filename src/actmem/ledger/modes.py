@@ -3,6 +3,8 @@
 If a tensor has two gradients, autograd adds the second into the first one's memory if nothing else holds that
 (``can_accumulate_inplace`` in torch's ``input_buffer.cpp``). While any dispatch mode is on, autograd never does so, and
 a count would have one tensor too many. So these modes recognise such sums, and run them in place where torch would.
+Some nodes' formulas write into a tensor that they have just made, unless a mode is on
+(``areAnyTensorSubclassLike`` in ``FunctionsManual.cpp``): there the modes write too.
 """
 
 import sys
@@ -22,20 +24,32 @@ from actmem.torch_private import (
     holders_of,
     is_traceable_wrapper_subclass,
     no_dispatch_modes,
+    node_running,
     place_of_node_running,
 )
 
+_ATEN = torch.ops.aten
+#: By operation, what some nodes run in its place without a mode, and these nodes (without "Backward0"). It writes into
+#: the first argument, a tensor that the node has made.
+_WRITTEN: dict[Any, tuple[Any, tuple[str, ...]]] = {
+    _ATEN.index_put.default: (_ATEN.index_put_.default, ("Index",)),
+    _ATEN.index_add.default: (_ATEN.index_add_.default, ("IndexSelect",)),
+    _ATEN.scatter.src: (_ATEN.scatter_.src, ("Max", "Min", "Topk", "Sort", "Median", "Nanmedian", "Kthvalue", "Mode")),
+    _ATEN.scatter_add.default: (_ATEN.scatter_add_.default, ("Gather", "Cummax", "Cummin")),
+    _ATEN.mul.Tensor: (_ATEN.mul_.Tensor, ("BinaryCrossEntropyWithLogits",)),
+    _ATEN.sub.Tensor: (_ATEN.sub_.Tensor, ("BinaryCrossEntropyWithLogits",)),
+}
 #: The operators that add up gradients: two of one tensor, and a weight's new one into its ``.grad``. With each, the
 #: number of the argument that could become the gradient itself.
-_SUMS = {torch.ops.aten.add.Tensor: 0, torch.ops.aten.add_.Tensor: 1}
+_SUMS = {_ATEN.add.Tensor: 0, _ATEN.add_.Tensor: 1}
 
 
 class StepMode(DispatchMode):
     """A TorchDispatchMode for measuring memory, under which a backward takes as much memory as without a mode.
 
-    If a tensor has two gradients, autograd adds the second into the first's memory, but not while a dispatch mode is
-    on: then it makes a third tensor. This mode recognises such sums and runs them in place. For that, a subclass's
-    ``__torch_dispatch__`` must run ``real_operation(func, args)`` in place of ``func``.
+    It recognises what autograd runs in place only without a mode, sums of gradients for instance, and runs that in
+    place too. For that, a subclass's ``__torch_dispatch__`` must run ``real_operation(func, args)`` in place of
+    ``func``.
 
     Attributes:
         held: storages into which no sum may be written, because something that the mode doesn't see holds them.
@@ -77,20 +91,25 @@ class StepMode(DispatchMode):
     def real_operation(self, func: Any, args: tuple) -> Any:
         """Return the operation that torch would run without a dispatch mode.
 
-        The result is ``add_`` if ``func`` adds up two gradients and torch would write the sum into the first; else
-        ``func``.
+        The result writes into the first argument if torch would: into a gradient to which another one is added, or into
+        a node's own tensor. Else it is ``func``.
 
         Args:
             func: the operator that a ``__torch_dispatch__`` was called with.
             args: its positional arguments.
         """
-        if func is not torch.ops.aten.add.Tensor or torch.is_grad_enabled():
+        written, nodes = _WRITTEN.get(func, (func, ()))
+        if nodes and not torch.is_grad_enabled() and node_running().partition("Backward")[0] in nodes:
+            # The node may hold it in several variables.
+            is_own = _holders(args[0])[1:] == _holders_where_free()[_ATEN.add.Tensor][1:]
+            return written if is_own and not is_traceable_wrapper_subclass(args[0]) else func
+        if func is not _ATEN.add.Tensor or torch.is_grad_enabled():
             return func
         # Outside backward the place is -1, which is that of no node.
         is_sum = place_of_node_running() == self._ended.get(get_ident())
         if not is_sum or not _is_free(args) or not _is_dense(args[0]) or storage_of(args[0]) in self.held:
             return func
-        return torch.ops.aten.add_.Tensor
+        return _ATEN.add_.Tensor
 
 
 class QuietDispatchMode(StepMode):
@@ -134,7 +153,7 @@ def stays_as_gradient(args: tuple) -> bool:
         args: the two arguments of this addition: the weight's ``.grad`` and the new gradient.
     """
     weight, (in_cpp, _, in_python) = args[0], _holders(args[1])
-    free_in_cpp, _, free_in_python = _holders_where_free()[torch.ops.aten.add_.Tensor]
+    free_in_cpp, _, free_in_python = _holders_where_free()[_ATEN.add_.Tensor]
     kept_layout = weight.stride() if _is_dense(weight) else torch.empty(weight.shape, device="meta").stride()
     dims = zip(weight.shape, args[1].stride(), kept_layout)
     is_free = in_cpp == free_in_cpp and in_python == free_in_python
@@ -144,7 +163,7 @@ def stays_as_gradient(args: tuple) -> bool:
 def _is_free(args: tuple) -> bool:
     """Return whether both arguments of a sum are plain tensors and nothing but the sum itself holds the first."""
     plain = (isinstance(x, Tensor) and x.layout is torch.strided and not is_traceable_wrapper_subclass(x) for x in args)
-    return all(plain) and _holders(args[0]) == _holders_where_free()[torch.ops.aten.add.Tensor]
+    return all(plain) and _holders(args[0]) == _holders_where_free()[_ATEN.add.Tensor]
 
 
 def _holders(tensor: Tensor) -> tuple[int, int, int]:

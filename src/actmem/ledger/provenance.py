@@ -143,7 +143,7 @@ class ProvenanceTracker(QuietDispatchMode):
         self.origins: WeakKeyDictionary[torch.UntypedStorage, Provenance] = WeakKeyDictionary()
         #: The storages that autograd took, in order, and the views of each that were saved.
         self.saved: WeakKeyDictionary[torch.UntypedStorage, dict[tuple, SavedTensor]] = WeakKeyDictionary()
-        #: Weights that were seen as such when they were saved: they may be in no module at the end.
+        #: Weights that were seen as such: at the end they may be in no module, or frozen (``gc.freeze``).
         self._seen_weights: WeakSet[torch.UntypedStorage] = WeakSet()
         #: Names that layers gave, by storage and offset: Q, K and V are views of one tensor.
         self._terms: WeakKeyDictionary[torch.UntypedStorage, dict[int, str]] = WeakKeyDictionary()
@@ -191,6 +191,8 @@ class ProvenanceTracker(QuietDispatchMode):
         origin.module, origin.shape = self.tracker.module, shape_of(tensor)
         origin.dtype, origin.device = tensor.dtype, tensor.device.type
         origin.of_weights |= storage in self.tracker.weights
+        if isinstance(tensor, nn.Parameter):
+            self._seen_weights.add(storage)
         self.origins[storage] = origin
         self._on_found(storage, origin)
         return origin
@@ -467,8 +469,11 @@ class ProvenanceTracker(QuietDispatchMode):
 
     @cached_property
     def _live_weights(self) -> WeakSet[torch.UntypedStorage]:
-        """Storages of every parameter, and of every buffer of every module, that is alive in this process."""
-        things = gc.get_objects()
+        """Storages of every parameter, and of every buffer of every module, that is alive in this process.
+
+        After ``gc.freeze()`` what was there before isn't listed: then only buffers of modules that ran are known.
+        """
+        things = [*gc.get_objects(), *self.tracker.ran]
         # There are a million objects of a thousand types.
         kinds = {kind for kind in set(map(type, things)) if issubclass(kind, (Tensor, nn.Module))}
         found = [thing for thing in things if type(thing) in kinds]

@@ -27,7 +27,6 @@ from actmem.ledger.ledger_tables import STORAGE_KINDS, UNSAVED, SavedTensor, led
 from actmem.ledger.provenance import Provenance, ProvenanceTracker, graph_nodes
 from actmem.ledger.save_sites import UNKNOWN, OperationTracker
 from actmem.ledger.storages import settled, shape_of, storage_of, storages_in, storages_of, stored_parts
-from actmem.rows import Row
 
 _WEIGHTS = ("weight", "gathered weight")
 
@@ -91,10 +90,6 @@ class Ledger:
     def by_kind(self) -> dict[str, int]:
         """Return the bytes of each kind, in the order of ``STORAGE_KINDS``; they add up to ``total_bytes``."""
         return sums_of((row for row in self.tensors if not self._on_host(row)), STORAGE_KINDS)
-
-    def rows(self) -> list[Row]:
-        """Return a Row for each tensor of ``saved`` and ``unsaved``, named by module, operation and argument."""
-        return [Row(row.name, row.bytes, source=row.line) for row in self.tensors]
 
     __repr__ = ledger_text
 

@@ -114,6 +114,7 @@ class OperationTracker(TorchFunctionMode):
         input_tensors: weak references to the tensors of these inputs.
         output_tensors: weak references to the tensors of these outputs.
         checkpoint_ran: True once one of torch's checkpoints ran, which can hold tensors that hooks don't see.
+        ran: the modules that ran, of this root or not.
     """
 
     def __init__(self, module: nn.Module, follows_functions: bool = True):
@@ -129,6 +130,7 @@ class OperationTracker(TorchFunctionMode):
         self.input_tensors: list[weakref.ref[Tensor]] = []
         self.output_tensors: list[weakref.ref[Tensor]] = []
         self.checkpoint_ran = False
+        self.ran: WeakSet[nn.Module] = WeakSet()
 
     @property
     def module(self) -> str:
@@ -158,6 +160,7 @@ class OperationTracker(TorchFunctionMode):
     def _enter_module(self, module, args) -> None:
         if not torch.compiler.is_compiling():
             self._modules.enter(module)
+            self.ran.add(module)
 
     def _leave_module(self, module, args, *rest) -> None:
         if torch.compiler.is_compiling():

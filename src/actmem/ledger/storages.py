@@ -108,13 +108,13 @@ def storages_of(*tensors: Tensor) -> WeakSet[torch.UntypedStorage]:
 def storage_of(value: object) -> torch.UntypedStorage | None:
     """Return the storage of ``value`` if it is a tensor.
 
-    Returns: None for anything but a tensor, and for tensors without a storage of their own, such as a DTensor or a
-        sparse tensor.
+    Returns: None for anything but a tensor, and for tensors without memory of their own: a DTensor, a sparse tensor,
+        and the zeros that ``torch.func.jvp`` takes for the tangents of weights.
     """
     if type(value) not in _PLAIN and (not isinstance(value, Tensor) or is_traceable_wrapper_subclass(value)):
         return None
     try:
-        return value.untyped_storage()  # type: ignore[attr-defined]
+        return None if value._is_zerotensor() else value.untyped_storage()  # type: ignore[attr-defined]
     except (RuntimeError, NotImplementedError, ValueError):  # the last: a lazy module's weight
         return None
 

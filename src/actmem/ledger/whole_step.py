@@ -2,8 +2,9 @@
 
 A dispatch mode sees each operation's results, and follows each storage until it is freed. Not seen are memory that a
 kernel allocates and frees inside itself, and the 8 bytes on the host in which torch keeps a Python number for backward
-(the 2 of ``x * 2``). A storage gets its name after the step: only then is it known whether it became a gradient, or
-which operation saved it for backward.
+(the 2 of ``x * 2``). What was there before and belongs neither to the model nor to the optimizer or the batch, such as
+DDP's buckets, counts from the first operation that reads it: a peak before that lacks it. A storage gets its name after
+the step: only then is it known whether it became a gradient, or which operation saved it for backward.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -86,6 +86,7 @@ def lora_rows(
     rank: int = 16,
     adapters: str = IN_16_BITS,
     dropout: bool = False,
+    mask_bytes: int = 1,
 ) -> list[Row]:
     """List what one layer with frozen weights saves in 16 bits, with LoRA adapters at some of its linears.
 
@@ -97,7 +98,8 @@ def lora_rows(
         places: the linears that have an adapter, names from ALL_LINEARS, such as ("q", "v").
         rank: r, the rank of all adapters.
         adapters: how all adapters compute: IN_16_BITS, IN_FLOAT32 or UNDER_AUTOCAST.
-        dropout: whether the adapters' inputs have dropout, with masks as on a GPU.
+        dropout: whether the adapters' inputs have dropout.
+        mask_bytes: bytes of an element of a dropout mask: 1 on a GPU; on a CPU the mask has the input's dtype.
 
     Returns: rows with the terms REST (what the layer saves without adapters), INPUTS (inputs of linears), LOW (inputs
         times A) and COPIES (the adapters' own copies of inputs and weights, and dropout masks).
@@ -105,7 +107,7 @@ def lora_rows(
     tokens, sizes = shape.seq_length * shape.micro_batch_size, linear_sizes(shape)
     rows = [Row(REST, total(llama_rows(shape, recompute="elementwise")))]
     for term, readers in READERS.items():
-        kept = [adapter_rows(tokens, sizes[n], rank, adapters, dropout) for n in readers if n in places]
+        kept = [adapter_rows(tokens, sizes[n], rank, adapters, dropout, mask_bytes) for n in readers if n in places]
         rows += [row for each in kept for row in each if row.term != INPUTS]
         if term != "attention projection input":
             rows += [row for each in kept[:1] for row in each if row.term == INPUTS]

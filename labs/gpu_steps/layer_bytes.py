@@ -4,7 +4,6 @@ By the formula, by the ledger (what autograd saved), by the bytes that torch ask
 blocks that it got.  A block is a tensor's bytes rounded up to 512, or more where a larger free block was not split.
 """
 
-import gc
 from typing import Any
 
 import torch
@@ -84,7 +83,6 @@ def measure_layer_bytes(
 
 def _blocks() -> dict[int, tuple[int, int]]:
     """Address of each allocation that is alive: the bytes asked for, and the bytes of its block."""
-    gc.collect()  # garbage that is freed later would give its address to a new block
     torch.cuda.synchronize()
     return {
         block["address"]: (block["requested_size"], block["size"])

@@ -172,10 +172,21 @@ def test_a_count_that_gloos_threads_still_lower_is_taken_when_it_no_longer_chang
         clock[0] = started
         found = storages.settled(lambda: 1 + (clock[0] < started + 0.09))
         assert found == 1 and clock[0] - started == pytest.approx(0.19, abs=0.006)
-    holds_itself = nn.Module()
-    holds_itself.child, alive = holds_itself, weakref.ref(holds_itself)
-    del holds_itself
-    assert storages.settled(lambda: 1 + (alive() is not None)) == 1  # what only Python's collector frees is gone too
+
+
+def test_what_was_recorded_is_freed_without_pythons_collector():
+    module, scale = nn.Linear(2, 2), torch.ones(2)
+
+    def recorded():
+        with record(module):
+            output = module(torch.ones(1, 2)) * scale
+        return weakref.ref(output)
+
+    gc.disable()
+    try:
+        assert recorded()() is None
+    finally:
+        gc.enable()
 
 
 def test_bytes_on_the_host_are_no_bytes_of_the_device():

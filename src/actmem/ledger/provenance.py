@@ -473,7 +473,8 @@ class ProvenanceTracker(QuietDispatchMode):
 
         After ``gc.freeze()`` what was there before isn't listed: then only buffers of modules that ran are known.
         """
-        things = [*gc.get_objects(), *self.tracker.ran]
+        # Not [*gc.get_objects(), …]: that list would be among the objects, and so hold itself and all others.
+        things = gc.get_objects() + list(self.tracker.ran)
         # There are a million objects of a thousand types.
         kinds = {kind for kind in set(map(type, things)) if issubclass(kind, (Tensor, nn.Module))}
         found = [thing for thing in things if type(thing) in kinds]

@@ -2,7 +2,6 @@
 replace a function for a while.
 """
 
-import gc
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -242,8 +241,7 @@ def settled(count: Callable[[], int]) -> int:
     """Call ``count`` until its result has not changed for 0.1 s, and return that result; without gloo call it once.
 
     After a collective, gloo's threads free its tensor a moment later, so an early count can have one tensor too many.
-    It never has one too few, so a count of zero is returned at once.  A tensor that Python and gloo's thread let go at
-    the same time is left to Python's garbage collector (seen with torch 2.13), which runs before the last count.
+    It never has one too few, so a count of zero is returned at once.
     """
     number = count()
     if number and dist.is_available() and dist.is_initialized() and dist.get_backend() == "gloo":
@@ -252,6 +250,4 @@ def settled(count: Callable[[], int]) -> int:
             time.sleep(0.005)
             if (now := count()) != number:
                 number, unchanged_since = now, time.monotonic()
-        gc.collect()
-        number = count()
     return number

@@ -4,7 +4,6 @@ On a GPU the peak comes from the allocator, to the byte. On a CPU the results of
 still alive are added up after each operation; memory that a kernel allocates and frees internally is not seen.
 """
 
-import gc
 from dataclasses import dataclass
 
 import torch
@@ -97,7 +96,6 @@ def held_by(runner: Runner) -> dict[str, int]:
 
 
 def _allocator_peak(runner: Runner) -> int:
-    gc.collect()  # garbage that is freed while the module runs would lower the peak
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
